@@ -1,0 +1,1 @@
+// The object that carries the shared precompiled header; see FulmenTargets.cmake.

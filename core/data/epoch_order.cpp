@@ -1,0 +1,79 @@
+#include "core/data/epoch_order.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/data/random_key.h"
+#include "fulmen/core/support/error.h"
+
+namespace fulmen::detail {
+namespace {
+
+std::vector<std::int64_t> ask_sampler(Sampler& sampler, const SampleOrder& order) {
+  auto indices = sampler.indices(order);
+  if (indices.empty()) {
+    fail<DataError>("DataLoader", "the sampler gave no indices for epoch ", order.epoch, ".");
+  }
+  const auto wrong = std::find_if(indices.begin(), indices.end(), [&](std::int64_t index) {
+    return index < 0 || index >= order.dataset_size;
+  });
+  if (wrong != indices.end()) {
+    fail<DataError>("DataLoader",
+                    "the sampler gave index ",
+                    *wrong,
+                    " for epoch ",
+                    order.epoch,
+                    ", but indices must be from 0 to ",
+                    order.dataset_size - 1,
+                    ".");
+  }
+  return indices;
+}
+
+}  // namespace
+
+std::int64_t EpochOrder::count_batches(const DataLoaderOptions& options, std::int64_t samples) {
+  const auto whole = samples / options.batch_size;
+  return whole + (!options.drop_last && samples % options.batch_size != 0 ? 1 : 0);
+}
+
+EpochOrder::EpochOrder(const DataLoaderOptions& options, const SampleOrder& order)
+    : batch_size_(options.batch_size), samples_(order.dataset_size) {
+  if (order.dataset_size <= 0) {
+    fail<DataError>("DataLoader",
+                    "the dataset is empty: its size() is ",
+                    order.dataset_size,
+                    ". Check the path or the filter it was made with.");
+  }
+  if (options.sampler != nullptr) {
+    indices_ = ask_sampler(*options.sampler, order);
+    samples_ = static_cast<std::int64_t>(indices_.size());
+    std::uint64_t hash = 0;
+    for (const auto index : indices_) hash = scramble(hash ^ static_cast<std::uint64_t>(index));
+    fingerprint_ = static_cast<std::int64_t>(hash);
+  } else if (options.shuffle) {
+    indices_ =
+        random_permutation(samples_, random_key(RandomPurpose::kShuffle, order.seed, order.epoch));
+  }
+  batches_ = count_batches(options, samples_);
+  if (batches_ == 0) {
+    fail<DataError>("DataLoader",
+                    "no batch is left: an epoch has ",
+                    samples_,
+                    " samples, batch_size is ",
+                    batch_size_,
+                    " and drop_last is set. Lower batch_size or unset drop_last.");
+  }
+}
+
+void EpochOrder::indices_of(std::int64_t batch_idx, std::vector<std::int64_t>& indices) const {
+  const auto begin = batch_idx * batch_size_;
+  indices.resize(static_cast<std::size_t>(std::min(batch_size_, samples_ - begin)));
+  if (indices_.empty()) {
+    std::iota(indices.begin(), indices.end(), begin);
+  } else {
+    std::copy_n(indices_.begin() + begin, indices.size(), indices.begin());
+  }
+}
+
+}  // namespace fulmen::detail

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "fulmen/core/data/data_loader_options.h"
+
+namespace fulmen::detail {
+
+// The samples of one epoch, cut into batches.
+class EpochOrder {
+ public:
+  // Throws DataError if no batch would be left, or if the sampler's indices are out of range.
+  EpochOrder(const DataLoaderOptions& options, const SampleOrder& order);
+
+  std::int64_t batches() const { return batches_; }
+  void indices_of(std::int64_t batch_idx, std::vector<std::int64_t>& indices) const;
+  // Tells two orders of a sampler apart; 0 without a sampler.
+  std::int64_t fingerprint() const { return fingerprint_; }
+
+  static std::int64_t count_batches(const DataLoaderOptions& options, std::int64_t samples);
+
+ private:
+  std::int64_t batch_size_;
+  std::int64_t samples_;
+  std::int64_t batches_;
+  std::int64_t fingerprint_ = 0;
+  std::vector<std::int64_t> indices_;  // Empty: 0..samples-1.
+};
+
+}  // namespace fulmen::detail

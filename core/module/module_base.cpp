@@ -1,0 +1,116 @@
+#include "fulmen/core/module/module_base.h"
+
+#include <torch/torch.h>
+
+#include <set>
+
+#include "fulmen/core/support/error.h"
+
+namespace fulmen {
+
+OptimizerConfigs ModuleBase::configure_optimizers() {
+  fail<ConfigError>(name(), "configure_optimizers is not overridden, and fit needs it. Return an optimizer, for ",
+                    "example fulmen::AdamW::make(*this, {.lr = 1e-3}), or {} if nothing is to be optimized.");
+}
+
+void ModuleBase::on_validation_model_zero_grad() { zero_grad(); }
+
+void ModuleBase::backward(const at::Tensor& loss, const at::Tensor& gradient) { loss.backward(gradient); }
+
+void ModuleBase::optimizer_zero_grad(std::int64_t, std::int64_t, Optimizer& optimizer) { optimizer.zero_grad(); }
+
+void ModuleBase::configure_gradient_clipping(Optimizer& optimizer, std::optional<double> value,
+                                             ClipAlgorithm algorithm) {
+  clip_gradients(optimizer, value, algorithm);
+}
+
+void ModuleBase::optimizer_step(std::int64_t, std::int64_t, Optimizer& optimizer, const Optimizer::Closure& closure) {
+  manual().automatic_step(optimizer, closure);
+}
+
+void ModuleBase::lr_scheduler_step(LRScheduler& scheduler, std::optional<double> metric) { scheduler.step(metric); }
+
+void ModuleBase::log(std::string_view name, const at::Tensor& value, const LogOptions& options) {
+  trainer().log_value(name, value, options);
+}
+
+void ModuleBase::log(std::string_view name, double value, const LogOptions& options) {
+  trainer().log_value(name, value, options);
+}
+
+void ModuleBase::log_dict(const TensorMap& values, const LogOptions& options) {
+  for (const auto& [name, value] : values) trainer().log_value(name, value, options);
+}
+
+void ModuleBase::manual_backward(const at::Tensor& loss) { manual().manual_backward(loss); }
+
+void ModuleBase::step_optimizer(std::size_t index, const Optimizer::Closure& closure) {
+  manual().manual_step(index, closure);
+}
+
+Optimizer& ModuleBase::optimizer(std::size_t index) {
+  auto configs = trainer().optimizer_configs();
+  if (index >= configs.size()) {
+    fail<ConfigError>(name(), "optimizer ", index, " does not exist: configure_optimizers returned ", configs.size(), ".");
+  }
+  return *configs[index].optimizer;
+}
+
+LRScheduler& ModuleBase::lr_scheduler(std::size_t optimizer, std::size_t index) {
+  auto configs = trainer().optimizer_configs();
+  if (optimizer >= configs.size() || index >= configs[optimizer].schedulers.size()) {
+    fail<ConfigError>(name(), "scheduler ", index, " of optimizer ", optimizer,
+                      " does not exist: configure_optimizers did not return it.");
+  }
+  return *configs[optimizer].schedulers[index].scheduler;
+}
+
+void ModuleBase::toggle_optimizer(std::size_t index) {
+  if (!toggled_.empty()) {
+    fail<ConfigError>(name(), "toggle_optimizer(", index, ") was called while another optimizer is toggled. Call ",
+                      "untoggle_optimizer() first.");
+  }
+  auto& chosen = optimizer(index);
+  std::set<at::TensorImpl*> own;
+  for (std::size_t group = 0; group < chosen.group_count(); ++group) {
+    for (const auto& parameter : chosen.parameters(group)) own.insert(parameter.tensor.unsafeGetTensorImpl());
+  }
+  for (const auto& config : trainer().optimizer_configs()) {
+    for (std::size_t group = 0; group < config.optimizer->group_count(); ++group) {
+      for (const auto& parameter : config.optimizer->parameters(group)) {
+        if (own.count(parameter.tensor.unsafeGetTensorImpl()) != 0 || !parameter.tensor.requires_grad()) continue;
+        toggled_.emplace_back(parameter.tensor, true);
+        parameter.tensor.set_requires_grad(false);
+      }
+    }
+  }
+}
+
+void ModuleBase::untoggle_optimizer() {
+  for (auto& [tensor, required] : toggled_) tensor.set_requires_grad(required);
+  toggled_.clear();
+}
+
+void ModuleBase::clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) {
+  manual().clip_gradients(optimizer, value, algorithm);
+}
+
+TrainerContext& ModuleBase::trainer() const {
+  if (context_ == nullptr) {
+    fail<ConfigError>(name(), "no trainer runs this module. log(), optimizer() and their kin work in hooks of a run only.");
+  }
+  return *context_;
+}
+
+ManualOptimization& ModuleBase::manual() const {
+  trainer();
+  return *manual_;
+}
+
+void ModuleBase::attach(TrainerContext* context, ManualOptimization* manual) {
+  context_ = context;
+  manual_ = manual;
+  if (context == nullptr) untoggle_optimizer();
+}
+
+}  // namespace fulmen

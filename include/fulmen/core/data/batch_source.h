@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <typeinfo>
+
+#include "fulmen/core/data/batch.h"
+#include "fulmen/core/support/state_dict.h"
+
+namespace fulmen {
+
+/// Where an epoch starts.
+struct EpochStart {
+  std::int64_t epoch = 0;            ///< Counts from 0; shuffling is a function of (seed, epoch).
+  std::int64_t batches_to_skip = 0;  ///< Greater than 0 only when a run is resumed inside an epoch.
+};
+
+/// Yields the batches of an epoch: what the loops read. Made by Loader<B>; implement it for a
+/// source of your own. Call order: start_epoch, next until it is false, stop_epoch (also early);
+/// then again. Not thread-safe.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+
+  virtual const std::type_info& batch_type() const = 0;
+  /// Batches in the epoch that runs or that start_epoch would start; empty if unknown.
+  virtual std::optional<std::int64_t> size() const = 0;
+  /// Throws DataError if batches are to be skipped and the source cannot.
+  virtual void start_epoch(const EpochStart& start) = 0;
+  /// False at the end of the epoch; `batch` is empty then.
+  virtual bool next(AnyBatch& batch) = 0;
+  /// Leaves the epoch, at its end or before it. Does nothing if none is open.
+  virtual void stop_epoch() noexcept {}
+
+  /// Whether a run can be resumed inside an epoch of this source.
+  virtual bool can_skip() const { return false; }
+  /// The seed to use if the user gave none. Called before the first epoch.
+  virtual void set_default_seed(std::uint64_t /*seed*/) {}
+  /// What a resumed run needs besides (epoch, batch): the seed, the size of the open epoch.
+  virtual StateDict state_dict() const { return {}; }
+  /// Called before the first start_epoch.
+  virtual void load_state_dict(const StateDict& /*state*/) {}
+};
+
+}  // namespace fulmen

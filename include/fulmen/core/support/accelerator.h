@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+namespace fulmen {
+
+/// All that differs between kinds of devices. Core assumes nothing about the CPU but through this.
+class Accelerator {
+ public:
+  virtual ~Accelerator() = default;
+  virtual std::string_view name() const = 0;  ///< "cpu", "cuda".
+  virtual int device_count() const = 0;
+  virtual c10::Device device(int index) const = 0;
+  /// Waits for the work queued on the device.
+  virtual void synchronize(c10::Device device) = 0;
+  /// A copy in memory from which transfers do not block; the tensor itself where there is no such thing.
+  virtual at::Tensor pin_memory(const at::Tensor& tensor) = 0;
+  /// The device's default generator as a byte tensor on the CPU.
+  virtual at::Tensor random_state(c10::Device device) = 0;
+  virtual void set_random_state(c10::Device device, const at::Tensor& state) = 0;
+};
+
+/// The CPU.
+std::shared_ptr<Accelerator> cpu_accelerator();
+
+/// Seeds every default generator of the process. Ranks get streams of their own in a run.
+void seed_everything(std::uint64_t seed);
+
+}  // namespace fulmen

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Builds the example digits, trains it, and passes further arguments on to it.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+"$repo/scripts/setup.sh"
+build release example_digits
+exec "$repo/build/release/examples/digits" --data "$repo/data/digits.csv.gz" "$@" < /dev/null

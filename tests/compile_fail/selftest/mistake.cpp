@@ -1,0 +1,6 @@
+template <class T>
+void say(T) {
+  static_assert(sizeof(T) != sizeof(int), "a number is not a sentence");
+}
+
+void use() { say(1); }

@@ -1,0 +1,323 @@
+#include "fit_loop.h"
+
+#include <torch/torch.h>
+
+#include "../run_state.h"
+#include "evaluation_loop.h"
+#include "fulmen/core/support/error.h"
+
+namespace fulmen::detail {
+namespace {
+
+using Kind = ValidationInterval::Kind;
+
+bool is_monitor(CallbackKind kind) { return kind == CallbackKind::kMonitor || kind == CallbackKind::kCheckpoint; }
+bool is_ordinary(CallbackKind kind) { return !is_monitor(kind); }
+
+}  // namespace
+
+FitLoop::FitLoop(Session& session)
+    : session_(session), window_(session, *this), last_validation_(std::chrono::steady_clock::now()) {
+  for (const auto& callback : session.callbacks_) keeps_boundary_ |= callback->saves_on_exception();
+}
+
+FitLoop::~FitLoop() {
+  if (data_) data_->stop();
+}
+
+const char* FitLoop::run() {
+  auto& state = session_.state;
+  connect_validation_data();
+  sanity_check();
+  connect_training_data();
+  session_.metrics.begin_phase(MetricPhase::kTrain);
+  restore_position();
+  session_.call(HookPoint::kOnTrainStart, &Callback::on_train_start, &ModuleBase::on_train_start);
+  session_.metrics.commit();
+  restore_random_state(session_);
+  session_.restoring.reset();
+  const bool trains = !train_limit().is_off();
+  while (trains && session_.interruption() == nullptr && (state.epoch_done || state.validation_pending || !finished())) run_epoch();
+  if (const char* reason = session_.interruption()) return reason;
+  session_.call(HookPoint::kOnTrainEnd, &Callback::on_train_end, &ModuleBase::on_train_end);
+  session_.metrics.end_phase();
+  return nullptr;
+}
+
+void FitLoop::connect_validation_data() {
+  const auto& options = session_.options;
+  const auto limit = options.overfit_batches.value_or(options.limit_val_batches);
+  val_sources_.clear();
+  // Loaders of a validation that is turned off are not even asked for.
+  if (!limit.is_off() || options.fast_dev_run > 0) val_sources_ = session_.eval_sources(Stage::kValidate);
+  session_.plan_.has_validation = !val_sources_.empty();
+}
+
+void FitLoop::connect_training_data() {
+  source_ = session_.train_source();
+  session_.prepare_source(*source_);
+  if (session_.restoring) restore_source(session_, *source_);
+  const auto limit = train_limit();
+  const char* option = session_.options.overfit_batches ? "overfit_batches" : "limit_train_batches";
+  data_ = std::make_unique<LimitedSource>(*source_, limit, "the training loader", option, Lookahead::kYes);
+  session_.plan_.train_batches = data_->size();
+  if (data_->size() == 0 && !limit.is_off()) {
+    fail<DataError>("the training loader", "has no batches: its dataset is empty, or smaller than a batch with drop_last.");
+  }
+  window_.set_data(*data_);
+  check_interval();
+}
+
+BatchLimit FitLoop::train_limit() const {
+  const auto& options = session_.options;
+  if (options.fast_dev_run > 0) return batches(options.fast_dev_run);
+  return options.overfit_batches.value_or(options.limit_train_batches);
+}
+
+void FitLoop::check_interval() const {
+  const auto& interval = session_.options.val_check_interval;
+  const auto size = data_->size();
+  if (!session_.plan_.has_validation) return;
+  if (interval.kind() == Kind::kBatches && size && interval.value() > static_cast<double>(*size)) {
+    fail<ConfigError>("TrainerOptions", "val_check_interval = every_n_batches(", interval.value(),
+                      ") is more than the ", *size, " batches of an epoch, so validation would never run. Use ",
+                      "every_n_batches_across_epochs(n) or a smaller number.");
+  }
+  if (interval.kind() == Kind::kFraction && interval.value() < 1 && !size) {
+    fail<ConfigError>("TrainerOptions", "val_check_interval = every_fraction(", interval.value(),
+                      ") needs a training loader of known size. Use every_n_batches(n).");
+  }
+}
+
+void FitLoop::sanity_check() {
+  const auto steps = session_.options.num_sanity_val_steps;
+  const bool in_epoch = session_.state.epoch_started;
+  if (!session_.plan_.has_validation || steps == 0 || session_.options.fast_dev_run > 0 || in_epoch) return;
+  const auto random_state = session_.accelerator->random_state(session_.strategy().root_device());
+  session_.sanity_checking_ = true;
+  session_.call_callbacks(HookPoint::kOnSanityCheckStart, &Callback::on_sanity_check_start);
+  EvaluationLoop loop(session_, val_sources_, Stage::kValidate);
+  if (steps > 0) loop.limit_batches(steps);
+  loop.run();
+  session_.call_callbacks(HookPoint::kOnSanityCheckEnd, &Callback::on_sanity_check_end);
+  session_.sanity_checking_ = false;
+  session_.accelerator->set_random_state(session_.strategy().root_device(), random_state);
+}
+
+void FitLoop::restore_position() {
+  if (session_.restoring) restore_metrics(session_);
+  using std::chrono::duration_cast;
+  last_validation_ = std::chrono::steady_clock::now() - duration_cast<std::chrono::steady_clock::duration>(
+                                                            Seconds(session_.state.seconds_since_validation));
+  const auto& state = session_.state;
+  if (!session_.restoring || state.epoch_done || state.validation_pending || !finished()) return;
+  session_.log().warning("Trainer: the checkpoint is at epoch ", session_.state.progress.epoch, ", step ",
+                         session_.state.progress.global_step, ", so max_epochs or max_steps is reached already and ",
+                         "nothing is trained. Raise the limit to go on.");
+}
+
+bool FitLoop::minimums_met() const {
+  const auto& options = session_.options;
+  const auto& state = session_.state;
+  const auto epochs = state.progress.epoch + (state.epoch_done ? 1 : 0);
+  return epochs >= options.min_epochs.value_or(0) && state.progress.global_step >= options.min_steps.value_or(0);
+}
+
+bool FitLoop::finished() {
+  auto& state = session_.state;
+  const auto& plan = session_.plan_;
+  if (plan.max_epochs && state.progress.epoch >= *plan.max_epochs) return true;
+  if (plan.max_steps && state.progress.global_step >= *plan.max_steps) return true;
+  if (state.stop_reason.empty()) return false;
+  if (minimums_met()) return true;
+  // Not kept for later: whoever asked asks again if the reason still holds.
+  session_.log().info("Trainer: \"", state.stop_reason, "\" would stop the run, but min_epochs or min_steps is not reached.");
+  state.stop_reason.clear();
+  return false;
+}
+
+void FitLoop::start_epoch() {
+  auto& state = session_.state;
+  const auto every = session_.options.reload_dataloaders_every_n_epochs;
+  const bool resumed = state.epoch_started;
+  if (every > 0 && state.progress.epoch > 0 && state.progress.epoch % every == 0 && !resumed) {
+    connect_validation_data();
+    connect_training_data();
+  }
+  if (!state.epoch_done) data_->start({.epoch = state.progress.epoch, .batches_to_skip = state.progress.batch_idx});
+  session_.plan_.train_batches = data_->size();
+  session_.metrics.begin_epoch();
+  if (resumed) return;
+  state.epoch_started = true;
+  session_.call(HookPoint::kOnTrainEpochStart, &Callback::on_train_epoch_start, &ModuleBase::on_train_epoch_start);
+  session_.metrics.commit();
+}
+
+void FitLoop::run_epoch() {
+  auto& state = session_.state;
+  const auto steps_before = state.progress.total_batches;
+  start_epoch();
+  if (state.validation_pending) run_validation();
+  bool stop = false;
+  while (!state.epoch_done && !stop && session_.interruption() == nullptr) {
+    window_.open();
+    session_.strategy().run_window(window_);
+    session_.metrics.set_hook(HookPoint::kOutside);
+    stop = finished();
+  }
+  data_->stop();
+  if (session_.interruption() != nullptr) return;
+  if (state.epoch_done && state.progress.batch_idx == 0 && state.progress.total_batches == steps_before &&
+      !data_->size()) {
+    fail<DataError>("the training loader", "yielded no batch in epoch ", state.progress.epoch,
+                    ". A range that can be read only once is empty in its second epoch: use a DataLoader or stream.");
+  }
+  end_epoch();
+}
+
+void FitLoop::end_epoch() {
+  auto& state = session_.state;
+  const bool complete = state.epoch_done;
+  // An epoch that ends before its last batch still gets its validation, unless max_steps cut it off.
+  const auto kind = session_.options.val_check_interval.kind();
+  const bool skipped = state.epoch_cut && kind == Kind::kFraction && validation_epoch();
+  const bool stopped = !complete && !state.stop_reason.empty() && validation_epoch();
+  state.epoch_cut = false;
+  if (session_.plan_.has_validation && (skipped || stopped)) run_validation();
+  if (session_.interruption() != nullptr) return;
+
+  // A checkpoint of an epoch that is not complete goes on with its sums.
+  if (!complete) pinned_metrics_ = session_.metrics.state_dict();
+  session_.metrics.end_epoch();
+  const auto point = HookPoint::kOnTrainEpochEnd;
+  session_.call_callbacks_if(point, is_ordinary, &Callback::on_train_epoch_end);
+  session_.hook(point).on_train_epoch_end();
+  session_.metrics.commit();
+  // Before checkpoints are written, so that a resumed run has the same learning rate.
+  if (complete) step_plateau_schedulers(Interval::kEpoch, state.progress.epoch + 1);
+  state.epoch_closing = complete;
+  session_.call_callbacks_if(point, is_monitor, &Callback::on_train_epoch_end);
+  session_.metrics.commit();
+  session_.metrics.set_hook(HookPoint::kOutside);
+  session_.send_to_loggers(session_.metrics.epoch_metrics(MetricPhase::kTrain), session_.logged_step());
+  pinned_metrics_.reset();
+  if (!complete) return;
+  ++state.progress.epoch;
+  state.progress.batch_idx = 0;
+  state.epoch_started = state.epoch_done = state.epoch_closing = false;
+}
+
+bool FitLoop::validation_epoch() const {
+  return (session_.state.progress.epoch + 1) % session_.options.check_val_every_n_epoch == 0;
+}
+
+bool FitLoop::validation_is_due(bool updated) const {
+  const auto& plan = session_.plan_;
+  if (!plan.has_validation) return false;
+  const auto& state = session_.state;
+  const auto& interval = session_.options.val_check_interval;
+  const auto n = static_cast<std::int64_t>(interval.value());
+  switch (interval.kind()) {
+    case Kind::kBatchesAcrossEpochs:
+      return state.progress.total_batches % n == 0;
+    case Kind::kSteps:
+      return updated && state.progress.global_step % n == 0;
+    case Kind::kTime:
+      return seconds_since_validation() >= interval.value();
+    case Kind::kBatches:
+      return validation_epoch() && state.progress.batch_idx % n == 0;
+    case Kind::kFraction:
+      break;
+  }
+  if (!validation_epoch()) return false;
+  if (interval.value() >= 1 || !plan.train_batches) return state.epoch_done;
+  const auto part = static_cast<double>(*plan.train_batches) * interval.value();
+  return state.progress.batch_idx % std::max<std::int64_t>(1, static_cast<std::int64_t>(part)) == 0;
+}
+
+void FitLoop::run_validation() {
+  auto& state = session_.state;
+  state.validation_pending = true;
+  // A validation that is broken off is run anew as a whole, so what is saved meanwhile is the state at its start.
+  pinned_ = capture_position(session_);
+  if (!state.window_open()) session_.hook(HookPoint::kOnValidationModelZeroGrad).on_validation_model_zero_grad();
+  EvaluationLoop loop(session_, val_sources_, Stage::kValidate);
+  loop.on_complete([this] {
+    pinned_.reset();
+    session_.state.validation_pending = false;
+    last_validation_ = std::chrono::steady_clock::now();
+  });
+  loop.run();
+}
+
+double FitLoop::seconds_since_validation() const {
+  return Seconds(std::chrono::steady_clock::now() - last_validation_).count();
+}
+
+void FitLoop::log_step() {
+  const auto every = session_.options.log_every_n_steps;
+  if (every == 0 || session_.state.progress.global_step % every != 0) return;
+  if (!session_.metrics.has_step_logger_metrics(MetricPhase::kTrain)) return;
+  session_.send_to_loggers(session_.metrics.step_metrics(MetricPhase::kTrain), session_.logged_step());
+}
+
+void FitLoop::step_schedulers(bool updated, bool last_batch) {
+  const auto& progress = session_.state.progress;
+  for (const auto& config : session_.optimizers) {
+    for (const auto& scheduler : config.schedulers) {
+      if (session_.module->optimization_mode() == OptimizationMode::kManual) continue;
+      if (scheduler.interval == Interval::kStep) {
+        if (updated && progress.global_step % scheduler.frequency == 0) step_scheduler(scheduler);
+      } else if (last_batch && !scheduler.scheduler->needs_metric()) {
+        if ((progress.epoch + 1) % scheduler.frequency == 0) step_scheduler(scheduler);
+      }
+    }
+  }
+}
+
+void FitLoop::step_plateau_schedulers(Interval interval, std::int64_t count) {
+  if (session_.module->optimization_mode() == OptimizationMode::kManual) return;
+  for (const auto& config : session_.optimizers) {
+    for (const auto& scheduler : config.schedulers) {
+      const bool plateau = scheduler.interval == interval && scheduler.scheduler->needs_metric();
+      if (plateau && count % scheduler.frequency == 0) step_scheduler(scheduler);
+    }
+  }
+}
+
+void FitLoop::step_scheduler(const SchedulerConfig& config) {
+  std::optional<double> metric;
+  if (config.scheduler->needs_metric()) {
+    metric = session_.metrics.metric(config.monitor);
+    if (!metric) {
+      std::string known;
+      for (const auto& [name, value] : session_.metrics.callback_metrics()) known += (known.empty() ? "" : ", ") + name;
+      if (config.strict) {
+        fail<ConfigError>(config.scheduler->name(), "its metric \"", config.monitor, "\" was not logged; logged are: ",
+                          known.empty() ? "none" : known, ". Log it, or set .strict = false to leave such steps out.");
+      }
+      session_.log().warning_once(config.scheduler->name(), ": its metric \"", config.monitor,
+                                  "\" was not logged; the step is left out.");
+      return;
+    }
+  }
+  session_.hook(HookPoint::kLrSchedulerStep).lr_scheduler_step(*config.scheduler, metric);
+}
+
+void FitLoop::mark_boundary() {
+  if (keeps_boundary_) boundary_.take(session_);
+}
+
+bool FitLoop::roll_back() {
+  auto& state = session_.state;
+  session_.metrics.discard();
+  if (state.phase == BatchPhase::kUpdating) return false;
+  if (state.phase == BatchPhase::kBoundary || pinned_) return true;
+  if (!keeps_boundary_) return false;
+  boundary_.put_back(session_);
+  return true;
+}
+
+StateDict FitLoop::source_state() const { return source_ ? source_->state_dict() : StateDict(); }
+
+}  // namespace fulmen::detail

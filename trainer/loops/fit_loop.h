@@ -1,0 +1,71 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../boundary.h"
+#include "../session.h"
+#include "limited_source.h"
+#include "train_window.h"
+
+namespace fulmen::detail {
+
+/// fit, from the sanity check to on_train_end: epochs, validations, schedulers.
+class FitLoop {
+ public:
+  explicit FitLoop(Session& session);
+  ~FitLoop();
+
+  /// Returns why the run was interrupted; null: it ended by itself.
+  const char* run();
+
+  // For the window.
+  void mark_boundary();
+  void step_schedulers(bool updated, bool last_batch);
+  bool validation_is_due(bool updated) const;
+  void run_validation();
+  void log_step();
+
+  TrainWindow& window() { return window_; }
+  /// Puts the module back to the last boundary of a batch. False if that cannot be done.
+  bool roll_back();
+  /// The position, random state and callbacks that a checkpoint written now stores; null: the current ones.
+  const CheckpointContents* pinned_state() const { return pinned_ ? &*pinned_ : nullptr; }
+  /// The metrics that a checkpoint written now stores; null: the current ones.
+  const StateDict* pinned_metrics() const { return pinned_metrics_ ? &*pinned_metrics_ : nullptr; }
+  /// State of the training data for a checkpoint.
+  StateDict source_state() const;
+  bool source_can_skip() const { return source_ == nullptr || source_->can_skip(); }
+  double seconds_since_validation() const;
+
+ private:
+  void connect_validation_data();
+  void connect_training_data();
+  BatchLimit train_limit() const;
+  void sanity_check();
+  void restore_position();
+  bool finished();
+  bool minimums_met() const;
+  void run_epoch();
+  void start_epoch();
+  void end_epoch();
+  void step_plateau_schedulers(Interval interval, std::int64_t count);
+  void step_scheduler(const SchedulerConfig& config);
+  bool validation_epoch() const;
+  void check_interval() const;
+
+  Session& session_;
+  TrainWindow window_;
+  std::shared_ptr<BatchSource> source_;
+  std::unique_ptr<LimitedSource> data_;
+  std::vector<std::shared_ptr<BatchSource>> val_sources_;
+  std::chrono::steady_clock::time_point last_validation_;
+  std::optional<CheckpointContents> pinned_;
+  std::optional<StateDict> pinned_metrics_;
+  Boundary boundary_;
+  bool keeps_boundary_ = false;
+};
+
+}  // namespace fulmen::detail

@@ -1,0 +1,70 @@
+#include "limited_source.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "fulmen/core/support/error.h"
+
+namespace fulmen::detail {
+
+LimitedSource::LimitedSource(BatchSource& source, BatchLimit limit, std::string what, std::string option,
+                             Lookahead lookahead)
+    : source_(source), limit_(limit), what_(std::move(what)), option_(std::move(option)), lookahead_(lookahead) {}
+
+std::optional<std::int64_t> LimitedSource::size() const {
+  const auto all = source_.size();
+  if (limit_.kind() == BatchLimit::Kind::kAll) return all;
+  if (limit_.kind() == BatchLimit::Kind::kBatches) {
+    const auto limit = static_cast<std::int64_t>(limit_.value());
+    return all ? std::min(*all, limit) : limit;
+  }
+  if (!all) {
+    fail<ConfigError>("Trainer", option_, " = fraction(", limit_.value(), ") needs a loader of known size, but ", what_,
+                      " has none. Use fulmen::batches(n).");
+  }
+  const auto part = static_cast<std::int64_t>(std::floor(static_cast<double>(*all) * limit_.value()));
+  if (part == 0 && *all > 0 && limit_.value() > 0) {
+    fail<ConfigError>("Trainer", option_, " = fraction(", limit_.value(), ") leaves no batch: ", what_, " has ", *all,
+                      " batches, and ", *all, " x ", limit_.value(), " < 1. Use a greater fraction or fulmen::batches(n).");
+  }
+  return part;
+}
+
+void LimitedSource::start(const EpochStart& start) {
+  ahead_.reset();
+  given_ = start.batches_to_skip;
+  source_.start_epoch(start);
+  size_ = size();
+  exact_ = source_.size().has_value();
+}
+
+bool LimitedSource::next(AnyBatch& batch) {
+  batch.reset();
+  if (size_ && given_ >= *size_) return false;
+  if (ahead_.has_value()) {
+    batch = std::move(ahead_);
+    ahead_.reset();
+  } else if (!source_.next(batch)) {
+    if (exact_) {
+      fail<DataError>(what_, "ended after ", given_, " batches, but said it has ", *source_.size(),
+                      ". size() and the batches that it yields must agree.");
+    }
+    return false;
+  }
+  ++given_;
+  // Only a source of unknown size is read ahead: reading may draw random numbers, and a resumed run has to draw the same.
+  if (lookahead_ == Lookahead::kYes && !exact_ && !(size_ && given_ >= *size_)) source_.next(ahead_);
+  return true;
+}
+
+bool LimitedSource::at_last() const {
+  if (size_ && given_ >= *size_) return true;
+  return !exact_ && !ahead_.has_value();
+}
+
+void LimitedSource::stop() noexcept {
+  ahead_.reset();
+  source_.stop_epoch();
+}
+
+}  // namespace fulmen::detail

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "fulmen/core/data/batch_source.h"
+#include "fulmen/trainer/options.h"
+
+namespace fulmen::detail {
+
+enum class Lookahead { kNo, kYes };
+
+/// One loader as a loop reads it: cut to its limit and, with lookahead, knowing which batch is the last.
+class LimitedSource {
+ public:
+  /// `what` names the loader and `option` its limit in messages.
+  LimitedSource(BatchSource& source, BatchLimit limit, std::string what, std::string option, Lookahead lookahead);
+
+  /// Throws ConfigError if the limit is a fraction of an unknown size or of too few batches.
+  void start(const EpochStart& start);
+  bool next(AnyBatch& batch);
+  /// Whether the batch that next() gave is the epoch's last. Needs lookahead.
+  bool at_last() const;
+  void stop() noexcept;
+  /// Batches in an epoch, as far as known.
+  std::optional<std::int64_t> size() const;
+
+ private:
+  BatchSource& source_;
+  BatchLimit limit_;
+  std::string what_;
+  std::string option_;
+  Lookahead lookahead_;
+  std::optional<std::int64_t> size_;
+  bool exact_ = false;  ///< The size is what the source says, not only a limit.
+  std::int64_t given_ = 0;
+  AnyBatch ahead_;
+};
+
+}  // namespace fulmen::detail

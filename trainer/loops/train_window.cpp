@@ -1,0 +1,307 @@
+#include "train_window.h"
+
+#include <torch/torch.h>
+
+#include "fit_loop.h"
+#include "fulmen/core/support/error.h"
+
+namespace fulmen::detail {
+
+TrainWindow::TrainWindow(Session& session, FitLoop& loop) : session_(session), loop_(loop) {
+  // Made once: a closure for each step would be an allocation for each step.
+  for (std::size_t i = 0; i < session.optimizers.size(); ++i) closures_.emplace_back([this, i] { return closure(i); });
+}
+
+bool TrainWindow::next() {
+  auto& state = session_.state;
+  if (closed_ || state.epoch_done || session_.interruption() != nullptr) return false;
+  loop_.mark_boundary();
+  state.phase = BatchPhase::kBeforeUpdate;
+  data_left_ = data_->next(batch_);
+  if (!data_left_) {
+    state.phase = BatchPhase::kBoundary;
+    state.epoch_done = true;
+    return false;
+  }
+  if (start_batch()) return true;
+  // The rest of the epoch is skipped; a window that is open takes its step with what it holds.
+  data_left_ = false;
+  if (state.window_open()) apply();
+  if (state.updated) ++state.progress.global_step;
+  session_.metrics.discard();
+  close();
+  loop_.step_schedulers(state.updated, true);
+  state.epoch_done = state.epoch_cut = true;
+  state.phase = BatchPhase::kBoundary;
+  return false;
+}
+
+bool TrainWindow::start_batch() {
+  auto& state = session_.state;
+  batch_idx_ = state.progress.batch_idx;
+  state.updated = false;
+  state.skip_update = false;
+  output_ = {};
+  session_.transfer(batch_.view(), 0);
+  session_.metrics.set_batch(batch_.view());
+  session_.call_callbacks(HookPoint::kOnTrainBatchStart, &Callback::on_train_batch_start, batch_.view(), batch_idx_);
+  return session_.hook(HookPoint::kOnTrainBatchStart).dispatch_train_batch_start(batch_.view(), batch_idx_) ==
+         BatchAction::kContinue;
+}
+
+bool TrainWindow::is_last() const {
+  return session_.state.micro_batches + 1 >= session_.state.accumulate_grad_batches || data_->at_last() || manual();
+}
+
+void TrainWindow::accumulate(GradSync sync) { run_micro_batch(sync); }
+
+void TrainWindow::step() {
+  if (manual()) {
+    scaler_used_ = false;
+    run_training_step();
+    if (scaler_used_) session_.scaler->update();
+    if (output_.loss.defined()) output_.loss = output_.loss.detach();
+  } else if (session_.optimizers.empty()) {
+    run_micro_batch(GradSync::kNow);
+  } else {
+    apply();
+  }
+  close();
+}
+
+void TrainWindow::close() {
+  session_.state.close_window();
+  closed_ = true;
+}
+
+void TrainWindow::apply() {
+  auto& state = session_.state;
+  evaluated_ = false;
+  for (std::size_t i = 0; i < session_.optimizers.size(); ++i) {
+    closure_called_ = false;
+    auto& optimizer = *session_.optimizers[i].optimizer;
+    session_.hook(HookPoint::kOptimizerStep)
+        .optimizer_step(state.progress.epoch, batch_idx_, optimizer, closures_[i]);
+    if (!closure_called_) {
+      fail<ConfigError>(session_.module->name(), "optimizer_step did not call its closure, so the batch was not trained ",
+                        "on. Call it, or ModuleBase::optimizer_step, which does.");
+    }
+    if (state.updated) ++state.optimizer_steps[i];
+  }
+  if (session_.scaler && state.losses > 0) session_.scaler->update();
+  if (state.skip_update && state.losses > 0) ++state.progress.skipped_steps;
+}
+
+at::Tensor TrainWindow::closure(std::size_t optimizer) {
+  auto& state = session_.state;
+  auto& chosen = *session_.optimizers[optimizer].optimizer;
+  const bool again = closure_called_;
+  closure_called_ = true;
+  at::Tensor loss = output_.loss;
+  if (optimizer == 0) {
+    // LBFGS evaluates the same micro-batch several times: what the last one logs counts.
+    if (chosen.reevaluates()) again ? session_.metrics.discard() : session_.metrics.commit();
+    if (again) state.close_window();
+    if (data_left_ && (again || !evaluated_)) loss = run_micro_batch(GradSync::kNow);
+    evaluated_ = true;
+    if (state.losses == 0) state.skip_update = true;
+    if (!state.skip_update) finish_gradients();
+  }
+  if (state.skip_update) {
+    session_.metrics.set_hook(HookPoint::kOptimizerStep);
+    return loss;
+  }
+  session_.call(HookPoint::kOnBeforeOptimizerStep, &Callback::on_before_optimizer_step,
+                &ModuleBase::on_before_optimizer_step, chosen);
+  session_.hook(HookPoint::kConfigureGradientClipping)
+      .configure_gradient_clipping(chosen, session_.options.gradient_clip_val, session_.options.gradient_clip_algorithm);
+  session_.metrics.set_hook(HookPoint::kOptimizerStep);
+  return loss;
+}
+
+void TrainWindow::run_training_step() {
+  auto& module = session_.hook(HookPoint::kTrainingStep);
+  output_ = session_.in_precision([&] { return module.dispatch_training_step(batch_.view(), batch_idx_); });
+}
+
+at::Tensor TrainWindow::run_micro_batch(GradSync sync) {
+  auto& state = session_.state;
+  run_training_step();
+  if (state.micro_batches++ == 0) zero_gradients();
+  if (!output_.loss.defined()) return {};
+  check_loss();
+  if (!loss_is_usable()) {
+    state.skip_update = true;
+    ++state.losses;  // The window had a loss; it is the update that is left out.
+    output_.loss = output_.loss.detach();
+    return output_.loss;
+  }
+  run_backward(output_.loss, sync);
+  add_weight();
+  output_.loss = output_.loss.detach();
+  return output_.loss;
+}
+
+void TrainWindow::zero_gradients() {
+  const auto& progress = session_.state.progress;
+  for (auto& config : session_.optimizers) {
+    session_.call(HookPoint::kOnBeforeZeroGrad, &Callback::on_before_zero_grad, &ModuleBase::on_before_zero_grad,
+                  *config.optimizer);
+    session_.hook(HookPoint::kOptimizerZeroGrad).optimizer_zero_grad(progress.epoch, batch_idx_, *config.optimizer);
+  }
+}
+
+void TrainWindow::check_loss() const {
+  const auto& loss = output_.loss;
+  const auto& name = session_.module->name();
+  if (loss.numel() != 1) {
+    fail<TrainingError>(name, "training_step returned a loss of shape ", loss.sizes(), " in batch ", batch_idx_,
+                        "; a loss is a scalar. Reduce it, for example with .mean().");
+  }
+  if (!loss.requires_grad() && !session_.optimizers.empty()) {
+    fail<TrainingError>(name, "training_step returned a loss without a graph in batch ", batch_idx_,
+                        ": nothing it depends on requires a gradient. Do not detach() it or compute it under no_grad; ",
+                        "return {} to leave out a batch.");
+  }
+}
+
+bool TrainWindow::loss_is_usable() {
+  if (session_.options.nonfinite_loss == NonFiniteLoss::kIgnore) return true;
+  // This reads the loss, and so waits for the device: it is off by default.
+  const double value = output_.loss.item<double>();
+  if (std::isfinite(value)) return true;
+  if (session_.options.nonfinite_loss == NonFiniteLoss::kSkipStep) return false;
+  fail<TrainingError>(session_.module->name(), "the loss is ", value, " in batch ", batch_idx_, " of epoch ",
+                      session_.state.progress.epoch, " (step ", session_.state.progress.global_step,
+                      "). Nothing was updated by it. Lower the learning rate, clip gradients, or look at the batch; ",
+                      ".nonfinite_loss = NonFiniteLoss::kSkipStep leaves such updates out.");
+}
+
+void TrainWindow::run_backward(const at::Tensor& loss, GradSync sync) {
+  session_.call(HookPoint::kOnBeforeBackward, &Callback::on_before_backward, &ModuleBase::on_before_backward, loss);
+  session_.metrics.set_hook(HookPoint::kBackward);
+  session_.strategy().backward(*session_.module, loss, seed(), sync);
+  session_.call(HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
+}
+
+at::Tensor TrainWindow::seed() const {
+  const auto& loss = output_.loss;
+  at::Tensor seed;
+  if (session_.state.accumulate_grad_batches > 1) {  // One weight alone cancels out.
+    if (output_.weight_tensor.defined()) {
+      seed = output_.weight_tensor.detach().reshape(loss.sizes()).to(loss.options());
+    } else if (output_.weight) {
+      seed = at::full_like(loss, *output_.weight).detach();
+    } else if (session_.options.window_weighting == WindowWeighting::kRows) {
+      seed = at::full_like(loss, static_cast<double>(batch_.view().rows())).detach();
+    }
+  }
+  if (!session_.scaler) return seed;
+  return session_.scaler->scale(seed.defined() ? seed : at::ones_like(loss).detach());
+}
+
+void TrainWindow::add_weight() {
+  auto& state = session_.state;
+  ++state.losses;
+  if (output_.weight_tensor.defined()) {
+    auto weight = output_.weight_tensor.detach().to(at::kDouble);
+    state.weight.tensor = state.weight.tensor.defined() ? state.weight.tensor + weight : weight;
+    return;
+  }
+  double weight = 1;
+  if (output_.weight) {
+    weight = *output_.weight;
+    if (!(weight > 0) || !std::isfinite(weight)) {
+      fail<TrainingError>(session_.module->name(), "training_step returned the weight ", weight, " in batch ", batch_idx_,
+                          "; a weight is greater than 0 and finite.");
+    }
+  } else if (session_.options.window_weighting == WindowWeighting::kRows) {
+    weight = static_cast<double>(batch_.view().rows());
+  }
+  state.weight.number += weight;
+}
+
+void TrainWindow::finish_gradients() {
+  auto& state = session_.state;
+  const bool divides = state.accumulate_grad_batches > 1 || session_.strategy().topology().world_size > 1;
+  if (divides) {
+    std::vector<at::Tensor> gradients;
+    for (const auto& [name, parameter] : session_.distinct_parameters()) {
+      if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+    }
+    session_.strategy().finish_gradients(gradients, state.weight);
+  }
+  if (!session_.scaler) return;
+  for (auto& config : session_.optimizers) {
+    if (!gradients_are_finite(*config.optimizer)) state.skip_update = true;
+  }
+}
+
+bool TrainWindow::gradients_are_finite(Optimizer& optimizer) {
+  session_.scaler->unscale(optimizer);
+  const auto found = session_.scaler->found_inf(optimizer);
+  return !found.defined() || found.item<float>() == 0;
+}
+
+void TrainWindow::end_batch() {
+  auto& state = session_.state;
+  auto& progress = state.progress;
+  session_.metrics.commit();
+  if (state.updated) ++progress.global_step;
+  const bool last = data_->at_last();
+  loop_.step_schedulers(state.updated, last);
+  ++progress.batch_idx;
+  ++progress.total_batches;
+  if (last) state.epoch_done = true;
+  state.validation_pending = loop_.validation_is_due(state.updated);
+  state.phase = BatchPhase::kBoundary;
+
+  const auto ordinary = [](CallbackKind kind) { return kind != CallbackKind::kCheckpoint; };
+  const auto checkpoints = [](CallbackKind kind) { return kind == CallbackKind::kCheckpoint; };
+  const auto point = HookPoint::kOnTrainBatchEnd;
+  session_.call_callbacks_if(point, ordinary, &Callback::on_train_batch_end, output_, batch_.view(), batch_idx_);
+  session_.hook(point).dispatch_train_batch_end(output_, batch_.view(), batch_idx_);
+  session_.metrics.commit();
+  session_.call_callbacks_if(point, checkpoints, &Callback::on_train_batch_end, output_, batch_.view(), batch_idx_);
+  session_.metrics.set_hook(HookPoint::kOutside);
+  if (state.updated) loop_.log_step();
+  batch_.reset();
+  if (state.validation_pending && session_.interruption() == nullptr) loop_.run_validation();
+}
+
+void TrainWindow::manual_backward(const at::Tensor& loss) {
+  const auto running = session_.metrics.hook();
+  at::Tensor gradient;
+  if (session_.scaler) gradient = session_.scaler->scale(at::ones_like(loss).detach());
+  session_.call(HookPoint::kOnBeforeBackward, &Callback::on_before_backward, &ModuleBase::on_before_backward, loss);
+  session_.metrics.set_hook(HookPoint::kBackward);
+  session_.strategy().backward(*session_.module, loss, gradient, GradSync::kNow);
+  session_.call(HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
+  session_.metrics.set_hook(running);
+}
+
+void TrainWindow::manual_step(std::size_t index, const Optimizer::Closure& closure) {
+  auto& state = session_.state;
+  auto& optimizer = *session_.optimizers[index].optimizer;
+  const auto running = session_.metrics.hook();
+  bool finite = true;
+  if (session_.scaler) {
+    // A second step of an optimizer in one batch is a window of its own for the scaler.
+    if (session_.scaler->found_inf(optimizer).defined()) session_.scaler->update();
+    finite = gradients_are_finite(optimizer);
+    scaler_used_ = true;
+  }
+  if (finite) {
+    session_.call(HookPoint::kOnBeforeOptimizerStep, &Callback::on_before_optimizer_step,
+                  &ModuleBase::on_before_optimizer_step, optimizer);
+    state.phase = BatchPhase::kUpdating;
+    optimizer.step(closure);
+    state.updated = true;
+    ++state.optimizer_steps[index];
+  } else {
+    ++state.progress.skipped_steps;
+  }
+  session_.metrics.set_hook(running);
+}
+
+}  // namespace fulmen::detail

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <vector>
+
+#include "../session.h"
+#include "limited_source.h"
+
+namespace fulmen::detail {
+
+class FitLoop;
+
+/// The training loop's side of a window: fetches micro-batches, runs their steps with all hooks, and updates.
+class TrainWindow final : public Window {
+ public:
+  TrainWindow(Session& session, FitLoop& loop);
+
+  /// From the batches of this epoch.
+  void set_data(LimitedSource& data) { data_ = &data; }
+  /// Goes on with the open window, or opens one.
+  void open() { closed_ = false; }
+
+  bool next() override;
+  bool is_last() const override;
+  void accumulate(GradSync sync) override;
+  void step() override;
+  void end_batch() override;
+
+  // Of the session's ManualOptimization.
+  void manual_backward(const at::Tensor& loss);
+  void manual_step(std::size_t index, const Optimizer::Closure& closure);
+
+ private:
+  bool manual() const { return session_.module->optimization_mode() == OptimizationMode::kManual; }
+  bool start_batch();
+  at::Tensor run_micro_batch(GradSync sync);
+  void run_training_step();
+  void zero_gradients();
+  void check_loss() const;
+  bool loss_is_usable();
+  void run_backward(const at::Tensor& loss, GradSync sync);
+  at::Tensor seed() const;
+  void add_weight();
+  at::Tensor closure(std::size_t optimizer);
+  void apply();
+  void finish_gradients();
+  bool gradients_are_finite(Optimizer& optimizer);
+  void close();
+
+  Session& session_;
+  FitLoop& loop_;
+  LimitedSource* data_ = nullptr;
+  AnyBatch batch_;
+  StepOutput output_;
+  std::int64_t batch_idx_ = 0;
+  bool closed_ = false;
+  bool closure_called_ = false;
+  bool evaluated_ = false;  ///< The micro-batch of this step has been run.
+  bool scaler_used_ = false;
+  bool data_left_ = true;   ///< False where the window is closed without a further micro-batch.
+  std::vector<Optimizer::Closure> closures_;
+};
+
+}  // namespace fulmen::detail

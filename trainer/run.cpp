@@ -1,0 +1,338 @@
+#include <torch/torch.h>
+
+#include <csignal>
+#include <set>
+
+#include "fulmen/callbacks/model_checkpoint.h"
+#include "fulmen/callbacks/results_table.h"
+#include "fulmen/core/support/error.h"
+#include "fulmen/strategies/single_device.h"
+#include "loops/evaluation_loop.h"
+#include "loops/fit_loop.h"
+#include "loops/predict_loop.h"
+#include "run_state.h"
+#include "session.h"
+#include "signals.h"
+
+namespace fulmen::detail {
+namespace {
+
+/// Process-wide switches that a run sets, put back at its end.
+class GlobalSwitches {
+ public:
+  explicit GlobalSwitches(const TrainerOptions& options)
+      : deterministic_(at::globalContext().deterministicAlgorithms()),
+        warn_only_(at::globalContext().deterministicAlgorithmsWarnOnly()),
+        benchmark_(at::globalContext().benchmarkCuDNN()) {
+    if (options.deterministic != Deterministic::kUnset) {
+      at::globalContext().setDeterministicAlgorithms(options.deterministic != Deterministic::kNo,
+                                                     options.deterministic == Deterministic::kWarn);
+    }
+    if (options.benchmark) at::globalContext().setBenchmarkCuDNN(*options.benchmark);
+    if (options.detect_anomaly) anomaly_ = std::make_unique<torch::autograd::DetectAnomalyGuard>();
+  }
+  ~GlobalSwitches() {
+    at::globalContext().setDeterministicAlgorithms(deterministic_, warn_only_);
+    at::globalContext().setBenchmarkCuDNN(benchmark_);
+  }
+  GlobalSwitches(const GlobalSwitches&) = delete;
+  GlobalSwitches& operator=(const GlobalSwitches&) = delete;
+
+ private:
+  bool deterministic_;
+  bool warn_only_;
+  bool benchmark_;
+  std::unique_ptr<torch::autograd::DetectAnomalyGuard> anomaly_;
+};
+
+template <class Action>
+class Finally {
+ public:
+  explicit Finally(Action action) : action_(std::move(action)) {}
+  ~Finally() { action_(); }
+  Finally(const Finally&) = delete;
+  Finally& operator=(const Finally&) = delete;
+
+ private:
+  Action action_;
+};
+
+}  // namespace
+
+template <class Action>
+void Session::attempt(const char* what, const Action& action) noexcept {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    log_.error("Trainer: ", what, " failed as well: ", error.what());
+  } catch (...) {
+    log_.error("Trainer: ", what, " failed as well.");
+  }
+}
+
+template <class Body>
+void Session::run(Stage stage, std::shared_ptr<ModuleBase> given, RunSources given_sources, const std::string& checkpoint,
+                  Restore what, const Body& body) {
+  if (running_) fail<ConfigError>("Trainer", "a run is going on already; a trainer runs one at a time.");
+  if (given == nullptr) fail<ConfigError>("Trainer", to_string(stage), " got a null module.");
+  module = std::move(given);
+  sources = std::move(given_sources);
+  stage_ = stage;
+  running_ = true;
+  stop_requested_ = false;
+  interruption_text_.clear();
+  std::unique_ptr<SignalGuard> signals;
+  if (options.signals == SignalHandling::kSaveAndStop) signals = std::make_unique<SignalGuard>();
+  GlobalSwitches switches(options);
+  try {
+    connect(stage);
+    prepare(stage);
+    if (!checkpoint.empty()) {
+      restored_from_ = find_checkpoint(checkpoint);
+      const bool whole = restored_from_.extension() != ".safetensors";
+      restore(*this, read_checkpoint(restored_from_, whole ? CheckpointParts::kEverything : CheckpointParts::kModelOnly),
+              what, restored_from_.string());
+    }
+    body();
+    const char* reason = interruption();
+    if (reason != nullptr) interrupt(reason);
+    end(reason != nullptr ? RunStatus::kInterrupted : RunStatus::kFinished);
+  } catch (const std::exception& error) {
+    abandon(error);
+    throw;
+  } catch (...) {
+    abandon(Error("an exception that is not a std::exception"));
+    throw;
+  }
+  if (signals) signals->deliver();
+}
+
+void Session::connect(Stage stage) {
+  state.stop_reason.clear();
+  set_up_ = false;
+  restored_from_.clear();
+  restoring.reset();
+  sanity_checking_ = false;
+  metrics.begin_run();
+  module->attach(this, this);
+  if (sources.data_module) {
+    sources.data_module->attach(module.get());
+    if (sources.data_module->dispatch_batch_type() != module->dispatch_batch_type()) {
+      fail<ConfigError>("Trainer", "the data module yields another batch type than ", module->name(), " takes.");
+    }
+  }
+  connect_callbacks();
+  strategy_ = options.strategy ? options.strategy : SingleDeviceStrategy::make();
+  strategy_->setup_environment(*accelerator);
+  make_plan(stage);
+}
+
+void Session::prepare(Stage stage) {
+  if (stage == Stage::kFit && options.seed) seed_everything(*options.seed);
+  loader_seed_ = options.seed.value_or(at::detail::getDefaultCPUGenerator().current_seed());
+  if (sources.data_module) {
+    metrics.set_hook(HookPoint::kPrepareData);
+    sources.data_module->prepare_data();
+  }
+  hook(HookPoint::kPrepareData).prepare_data();
+  set_up_ = true;
+  metrics.set_hook(HookPoint::kSetup);
+  if (sources.data_module) sources.data_module->setup(stage);
+  call_callbacks(HookPoint::kSetup, &Callback::setup, stage);
+  hook(HookPoint::kSetup).setup(stage);
+  configure_sharded_model();
+  const auto dtype = parameter_dtype(options.precision);
+  if (dtype != at::kFloat) module->to(dtype);
+  strategy_->setup(*module, stage);
+  parameters_.clear();
+  std::set<at::TensorImpl*> seen;
+  for (const auto& parameter : module->named_parameters()) {
+    if (seen.insert(parameter.value().unsafeGetTensorImpl()).second) {
+      parameters_.emplace_back(parameter.key(), parameter.value());
+    }
+  }
+  if (stage == Stage::kFit) connect_optimizers();
+}
+
+void Session::configure_sharded_model() {
+  const auto key = strategy_->key();
+  if (module->configured_for() == key) return;
+  if (!module->configured_for().empty()) {
+    fail<ConfigError>("Trainer", module->name(), " is configured for the strategy \"", module->configured_for(),
+                      "\" and cannot be used with \"", key, "\". Make a new module and load the weights into it.");
+  }
+  const auto context = strategy_->model_sharded_context(*module);
+  DefaultDtypeGuard dtype(options.precision);
+  hook(HookPoint::kConfigureShardedModel).configure_sharded_model();
+  call_callbacks(HookPoint::kOnConfigureShardedModel, &Callback::on_configure_sharded_model);
+  module->set_configured_for(key);
+}
+
+void Session::connect_optimizers() {
+  optimizers = hook(HookPoint::kConfigureOptimizers).configure_optimizers().configs();
+  if (optimizers.empty()) {
+    log_.warning("Trainer: ", module->name(), " has no optimizer: configure_optimizers returned none, so nothing is updated.");
+  }
+  check_optimizers();
+  std::map<at::TensorImpl*, std::string> names;
+  for (const auto& [name, parameter] : parameters_) names.emplace(parameter.unsafeGetTensorImpl(), name);
+  for (std::size_t i = 0; i < optimizers.size(); ++i) {
+    std::int64_t unnamed = 0;
+    optimizers[i].optimizer->bind([&](NamedParameter& parameter) {
+      const auto it = names.find(parameter.tensor.unsafeGetTensorImpl());
+      parameter.name = it != names.end() ? it->second : "unregistered." + std::to_string(unnamed++);
+    });
+  }
+  strategy_->setup_optimizers(*module, optimizers);
+  scaler = needs_grad_scaler(options.precision) ? GradScaler::make() : nullptr;
+  state = {};
+  state.optimizer_steps.assign(optimizers.size(), 0);
+  state.accumulate_grad_batches = options.accumulate_grad_batches;
+}
+
+void Session::check_optimizers() const {
+  const auto& name = module->name();
+  const bool manual = module->optimization_mode() == OptimizationMode::kManual;
+  for (const auto& config : optimizers) {
+    if (config.optimizer == nullptr) fail<ConfigError>(name, "configure_optimizers returned a null optimizer.");
+    const bool plain = options.accumulate_grad_batches == 1 && !needs_grad_scaler(options.precision) && optimizers.size() == 1;
+    if (config.optimizer->reevaluates() && !manual && !plain) {
+      fail<ConfigError>(name, config.optimizer->name(), " evaluates the loss several times in a step, so it needs ",
+                        "accumulate_grad_batches = 1, a precision other than 16-mixed, and no optimizer beside it.");
+    }
+    for (const auto& scheduler : config.schedulers) {
+      if (scheduler.scheduler == nullptr) fail<ConfigError>(name, "configure_optimizers returned a null scheduler.");
+      if (scheduler.frequency < 1) {
+        fail<ConfigError>(name, "the frequency of a scheduler must be at least 1, got ", scheduler.frequency, ".");
+      }
+      if (scheduler.scheduler->needs_metric() && scheduler.monitor.empty()) {
+        fail<ConfigError>(name, scheduler.scheduler->name(), " needs a metric: set .monitor to the name of one that is logged.");
+      }
+    }
+  }
+  if (!manual) return;
+  if (options.accumulate_grad_batches != 1) {
+    fail<ConfigError>(name, "manual optimization accumulates by itself: accumulate_grad_batches must be 1, got ",
+                      options.accumulate_grad_batches, ".");
+  }
+  if (options.gradient_clip_val) {
+    fail<ConfigError>(name, "manual optimization clips by itself: leave gradient_clip_val unset and call clip_gradients().");
+  }
+}
+
+void Session::make_plan(Stage stage) {
+  plan_ = {};
+  const auto limit = [](std::optional<std::int64_t> value) { return value && *value >= 0 ? value : std::nullopt; };
+  plan_.max_epochs = limit(options.max_epochs);
+  plan_.max_steps = limit(options.max_steps);
+  plan_.log_every_n_steps = options.log_every_n_steps;
+  plan_.fast_dev_run = options.fast_dev_run > 0;
+  plan_.default_root_dir = options.default_root_dir;
+  if (plan_.fast_dev_run) {
+    plan_.max_epochs = 1;
+    plan_.max_steps = options.fast_dev_run;
+  }
+  if (stage != Stage::kFit) return;
+  if (!options.max_epochs && !options.max_steps && !options.max_time && !plan_.fast_dev_run) {
+    plan_.max_epochs = 1000;
+    log_.warning("Trainer: neither max_epochs nor max_steps is set; fit ends after 1000 epochs. max_epochs = -1 means no limit.");
+  }
+  plan_.has_validation = !sources.eval.empty();  // Hooks that give loaders are asked when the loop starts.
+  const auto& interval = options.val_check_interval;
+  plan_.validates_once_per_epoch = interval.kind() == ValidationInterval::Kind::kFraction && interval.value() >= 1 &&
+                                   options.check_val_every_n_epoch == 1;
+}
+
+FitResult Session::fit(std::shared_ptr<ModuleBase> given, RunSources given_sources, const FitOptions& fit_options) {
+  FitResult result;
+  run(Stage::kFit, std::move(given), std::move(given_sources), fit_options.checkpoint, fit_options.restore, [&] {
+    fit_loop = std::make_unique<FitLoop>(*this);
+    call(HookPoint::kOnFitStart, &Callback::on_fit_start, &ModuleBase::on_fit_start);
+    for (const auto& logger : loggers_) logger->log_hyperparameters(module->hyperparameters);
+    if (const char* reason = fit_loop->run()) {
+      result = {.status = RunStatus::kInterrupted, .stop_reason = reason};
+      return;
+    }
+    result.stop_reason = state.stop_reason;
+    finished_position = capture_position(*this);
+    fit_loop.reset();
+    strategy_->teardown();
+    call(HookPoint::kOnFitEnd, &Callback::on_fit_end, &ModuleBase::on_fit_end);
+  });
+  return result;
+}
+
+EvalResults Session::evaluate(Stage stage, std::shared_ptr<ModuleBase> given, RunSources given_sources,
+                              const EvalOptions& eval_options) {
+  EvalResults results;
+  run(stage, std::move(given), std::move(given_sources), eval_options.checkpoint, Restore::kWeights, [&] {
+    EvaluationLoop(*this, eval_sources(stage), stage).run();
+    results = metrics.dataloader_results(stage == Stage::kTest ? MetricPhase::kTest : MetricPhase::kValidate);
+    strategy_->teardown();
+  });
+  if (eval_options.verbose && strategy_->topology().rank == 0) print_results(stage, results);
+  return results;
+}
+
+std::vector<AnyBatch> Session::predict(std::shared_ptr<ModuleBase> given, RunSources given_sources,
+                                       const EvalOptions& eval_options) {
+  std::vector<AnyBatch> outputs;
+  run(Stage::kPredict, std::move(given), std::move(given_sources), eval_options.checkpoint, Restore::kWeights, [&] {
+    outputs = run_predict_loop(*this);
+    strategy_->teardown();
+  });
+  return outputs;
+}
+
+void Session::interrupt(const char* reason) {
+  if (fit_loop == nullptr) return;
+  log_.info("Trainer: the run stops: ", reason, ".");
+  metrics.discard();
+  metrics.set_hook(HookPoint::kOnInterrupt);
+  for (const auto& callback : callbacks_) callback->on_interrupt(*this, *module, reason);
+}
+
+void Session::abandon(const std::exception& error) noexcept {
+  if (!running_) return;  // Everything was torn down; a hook of the teardown threw.
+  if (fit_loop != nullptr && !fit_loop->roll_back()) state.phase = BatchPhase::kUpdating;
+  metrics.set_hook(HookPoint::kOnException);
+  for (const auto& callback : callbacks_) {
+    attempt("on_exception of a callback", [&] { callback->on_exception(*this, *module, error); });
+  }
+  if (sources.data_module) {
+    attempt("on_exception of the data module", [&] { sources.data_module->on_exception(error); });
+  }
+  attempt("the end of the run", [&] { end(RunStatus::kFailed); });
+}
+
+void Session::end(RunStatus status) {
+  fit_loop.reset();
+  restoring.reset();
+  const auto finish = [&] {
+    metrics.set_hook(HookPoint::kTeardown);
+    if (!std::exchange(set_up_, false)) return;
+    if (sources.data_module) sources.data_module->teardown(stage_);
+    call_callbacks(HookPoint::kTeardown, &Callback::teardown, stage_);
+    hook(HookPoint::kTeardown).teardown(stage_);
+  };
+  const auto finalize = [&] {
+    for (const auto& logger : loggers_) logger->finalize(status);
+  };
+  const Finally detach([this] {
+    metrics.set_hook(HookPoint::kOutside);
+    if (sources.data_module) sources.data_module->attach(nullptr);
+    module->attach(nullptr, nullptr);
+    sources = {};
+    running_ = false;
+  });
+  if (status == RunStatus::kFinished) {
+    finish();
+    finalize();
+    return;
+  }
+  attempt("a logger", finalize);
+  strategy_ ? strategy_->teardown() : void();
+  attempt("teardown", finish);
+}
+
+}  // namespace fulmen::detail

@@ -1,0 +1,233 @@
+#include "session.h"
+
+#include <torch/torch.h>
+
+#include "fulmen/callbacks/model_checkpoint.h"
+#include "fulmen/core/support/error.h"
+#include "loops/evaluation_loop.h"
+#include "loops/fit_loop.h"
+#include "run_state.h"
+#include "signals.h"
+
+namespace fulmen::detail {
+namespace {
+
+/// "last" by the default settings is in the newest run's folder that has one: a new run's own folder is empty.
+std::filesystem::path newest_sibling_with(const std::filesystem::path& directory, const std::string& pointer) {
+  const auto version = directory.parent_path();
+  std::filesystem::path found;
+  std::filesystem::file_time_type newest;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(version.parent_path(), error)) {
+    const auto candidate = entry.path() / directory.filename();
+    const auto time = std::filesystem::last_write_time(candidate / pointer, error);
+    if (!error && (found.empty() || time > newest)) {
+      found = candidate;
+      newest = time;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+Session::Session(TrainerOptions given) : options(std::move(given)), log_(options.log_sink) {
+  fulmen::validate(options);
+  if (options.accelerator.object() != nullptr) {
+    accelerator = options.accelerator.object();
+  } else if (options.accelerator.name() == "cuda") {
+    fail<ConfigError>("TrainerOptions", "accelerator = \"cuda\" needs the library fulmen::cuda, which this build does not ",
+                      "have. Use \"cpu\" or \"auto\".");
+  } else {
+    accelerator = cpu_accelerator();
+  }
+  make_default_loggers();
+  make_default_callbacks();
+}
+
+Session::~Session() = default;
+
+void Session::request_stop(std::string reason) {
+  {
+    std::lock_guard<std::mutex> lock(stop_mutex_);
+    stop_text_ = std::move(reason);
+  }
+  stop_requested_.store(true, std::memory_order_release);
+}
+
+const char* Session::interruption() {
+  if (!interruption_text_.empty()) return interruption_text_.c_str();
+  if (options.signals == SignalHandling::kSaveAndStop && SignalGuard::received() != 0) {
+    interruption_text_ = SignalGuard::received() == SIGINT ? "SIGINT" : "SIGTERM";
+  } else if (stop_requested_.load(std::memory_order_acquire)) {
+    std::lock_guard<std::mutex> lock(stop_mutex_);
+    interruption_text_ = stop_text_.empty() ? "stop requested" : stop_text_;
+  } else {
+    return nullptr;
+  }
+  return interruption_text_.c_str();
+}
+
+void Session::log_value(std::string_view name, const at::Tensor& value, const LogOptions& log_options) {
+  if (!options.barebones) metrics.log(name, value, log_options);
+}
+
+void Session::log_value(std::string_view name, double value, const LogOptions& log_options) {
+  if (!options.barebones) metrics.log(name, value, log_options);
+}
+
+void Session::save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope) {
+  if (module == nullptr) fail<ConfigError>("Trainer", "save_checkpoint was called before any run.");
+  if (state.phase == BatchPhase::kUpdating) {
+    fail<CheckpointError>("Trainer", "the run failed inside an update, so parameters may be changed in part and are not ",
+                          "saved. Resume from the checkpoint before.");
+  }
+  const auto hook_before = metrics.hook();
+  const auto contents = capture(*this, scope);
+  metrics.set_hook(hook_before);
+  write_checkpoint(directory, contents);
+  for (const auto& logger : loggers_) logger->after_save_checkpoint(directory);
+}
+
+void Session::set_accumulate_grad_batches(std::int64_t micro_batches) {
+  if (micro_batches < 1) {
+    fail<ConfigError>("Trainer", "accumulate_grad_batches must be at least 1, got ", micro_batches, ".");
+  }
+  if (state.window_open()) {
+    fail<ConfigError>("Trainer", "accumulate_grad_batches cannot change inside a window of micro-batches. Change it at ",
+                      "the start of an epoch.");
+  }
+  state.accumulate_grad_batches = micro_batches;
+}
+
+void Session::manual_backward(const at::Tensor& loss) {
+  if (fit_loop == nullptr) fail<ConfigError>(module->name(), "manual_backward works in training_step only.");
+  if (module->optimization_mode() != OptimizationMode::kManual) {
+    fail<ConfigError>(module->name(), "manual_backward needs manual optimization: let optimization_mode() return ",
+                      "OptimizationMode::kManual.");
+  }
+  fit_loop->window().manual_backward(loss);
+}
+
+void Session::manual_step(std::size_t index, const Optimizer::Closure& closure) {
+  if (fit_loop == nullptr || module->optimization_mode() != OptimizationMode::kManual) {
+    fail<ConfigError>(module->name(), "step_optimizer works in training_step under manual optimization only.");
+  }
+  if (index >= optimizers.size()) {
+    fail<ConfigError>(module->name(), "step_optimizer(", index, "): configure_optimizers returned ", optimizers.size(),
+                      " optimizers.");
+  }
+  fit_loop->window().manual_step(index, closure);
+}
+
+void Session::automatic_step(Optimizer& optimizer, const Optimizer::Closure& closure) {
+  if (optimizer.reevaluates()) {
+    state.phase = BatchPhase::kUpdating;
+    optimizer.step(closure);
+    state.updated = !state.skip_update;
+    return;
+  }
+  closure();
+  if (state.skip_update) return;
+  state.phase = BatchPhase::kUpdating;
+  optimizer.step();
+  state.updated = true;
+}
+
+void Session::clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) {
+  if (!value) return;
+  if (!(*value > 0)) fail<ConfigError>(module->name(), "clip_gradients needs a value greater than 0, got ", *value, ".");
+  std::vector<at::Tensor> parameters;
+  for (std::size_t group = 0; group < optimizer.group_count(); ++group) {
+    for (const auto& parameter : optimizer.parameters(group)) parameters.push_back(parameter.tensor);
+  }
+  if (algorithm == ClipAlgorithm::kValue) return strategy_->clip_grad_value(parameters, *value);
+  strategy_->clip_grad_norm(parameters, *value);
+}
+
+void Session::transfer(BatchView batch, std::int64_t dataloader_idx) {
+  const auto dtype = parameter_dtype(options.precision);
+  if (dtype != at::kFloat) {
+    batch.for_each_tensor([&](at::Tensor& tensor) {
+      if (tensor.is_floating_point() && tensor.scalar_type() != dtype) tensor = tensor.to(dtype);
+    });
+  }
+  const auto device = strategy_->root_device();
+  if (auto* data = sources.data_module.get()) {
+    metrics.set_hook(HookPoint::kOnBeforeBatchTransfer);
+    data->dispatch_before_batch_transfer(batch, dataloader_idx);
+    data->dispatch_transfer_batch(batch, device, dataloader_idx);
+    data->dispatch_after_batch_transfer(batch, dataloader_idx);
+    return;
+  }
+  hook(HookPoint::kOnBeforeBatchTransfer).dispatch_before_batch_transfer(batch, dataloader_idx);
+  hook(HookPoint::kTransferBatchToDevice).dispatch_transfer_batch(batch, device, dataloader_idx);
+  hook(HookPoint::kOnAfterBatchTransfer).dispatch_after_batch_transfer(batch, dataloader_idx);
+}
+
+void Session::send_to_loggers(std::map<std::string, double> values, std::int64_t step) {
+  if (values.empty() || loggers_.empty()) return;
+  // A metric named "step" is the x axis of its record.
+  if (auto it = values.find("step"); it != values.end()) {
+    step = static_cast<std::int64_t>(it->second);
+    values.erase(it);
+  } else {
+    values.emplace("epoch", static_cast<double>(state.progress.epoch));
+  }
+  for (const auto& logger : loggers_) logger->log_metrics(values, step);
+}
+
+std::vector<std::shared_ptr<BatchSource>> Session::eval_sources(Stage stage) {
+  const auto point = stage == Stage::kTest      ? HookPoint::kTestDataloader
+                     : stage == Stage::kPredict ? HookPoint::kPredictDataloader
+                                                : HookPoint::kValDataloader;
+  auto found = sources.eval;
+  metrics.set_hook(point);
+  if (found.empty()) {
+    found = sources.data_module ? sources.data_module->dispatch_eval_dataloaders(stage)
+                                : module->dispatch_eval_dataloaders(stage);
+  }
+  if (found.empty() && stage_ != Stage::kFit) {
+    fail<ConfigError>("Trainer", to_string(stage), " got no loader: pass one, or let ", module->name(),
+                      " or the data module return one.");
+  }
+  return found;
+}
+
+std::shared_ptr<BatchSource> Session::train_source() {
+  auto found = sources.train;
+  metrics.set_hook(HookPoint::kTrainDataloader);
+  if (found == nullptr) {
+    found = sources.data_module ? sources.data_module->dispatch_train_dataloader() : module->dispatch_train_dataloader();
+  }
+  if (found == nullptr) {
+    fail<ConfigError>("Trainer", "fit got no training loader: pass one, or let ", module->name(),
+                      " or the data module return one from train_dataloader().");
+  }
+  if (found->batch_type() != module->dispatch_batch_type()) {
+    fail<ConfigError>("Trainer", "the training loader yields another batch type than ", module->name(), " takes.");
+  }
+  return found;
+}
+
+void Session::prepare_source(BatchSource& source) const { source.set_default_seed(loader_seed_); }
+
+std::filesystem::path Session::find_checkpoint(const std::string& text) const {
+  if (text != "last" && text != "best") return text;
+  std::string looked;
+  for (const auto& callback : callbacks_) {
+    const auto* checkpoint = dynamic_cast<const ModelCheckpoint*>(callback.get());
+    if (checkpoint == nullptr) continue;
+    auto directory = checkpoint->dirpath();
+    auto found = read_pointer(directory, text);
+    if (!found && checkpoint->options().dirpath.empty()) {
+      if (auto sibling = newest_sibling_with(directory, text); !sibling.empty()) found = read_pointer(sibling, text);
+    }
+    if (found) return *found;
+    looked += (looked.empty() ? "" : ", ") + directory.string();
+  }
+  fail<CheckpointError>("Trainer", "there is no \"", text, "\" checkpoint", looked.empty() ? "" : " in ", looked,
+                        ". Leave .checkpoint empty to start anew, or give a path.");
+}
+
+}  // namespace fulmen::detail

@@ -1,0 +1,165 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "fulmen/core/checkpoint/checkpoint.h"
+#include "fulmen/core/distributed/strategy.h"
+#include "fulmen/core/metrics/metric_store.h"
+#include "fulmen/core/module/hook_point.h"
+#include "fulmen/core/optim/grad_scaler.h"
+#include "fulmen/core/optim/precision.h"
+#include "fulmen/core/support/accelerator.h"
+#include "fulmen/trainer/trainer.h"
+#include "loop_state.h"
+
+namespace fulmen::detail {
+
+class FitLoop;
+
+/// All that a Trainer holds between and during runs: what the loops work on, and what callbacks and modules see.
+/// The loops are in loops/, the state of a run in loop_state.h, checkpoints in run_state.h.
+class Session final : public TrainerContext, public ManualOptimization {
+ public:
+  explicit Session(TrainerOptions options);
+  ~Session();
+
+  FitResult fit(std::shared_ptr<ModuleBase> module, RunSources sources, const FitOptions& options);
+  EvalResults evaluate(Stage stage, std::shared_ptr<ModuleBase> module, RunSources sources, const EvalOptions& options);
+  std::vector<AnyBatch> predict(std::shared_ptr<ModuleBase> module, RunSources sources, const EvalOptions& options);
+  void request_stop(std::string reason);
+  /// Why the run has to stop at this boundary of a batch; null: it goes on. Cheap enough for every batch.
+  const char* interruption();
+
+  // TrainerContext
+  Stage stage() const override { return stage_; }
+  bool sanity_checking() const override { return sanity_checking_; }
+  const Progress& progress() const override { return state.progress; }
+  const RunPlan& plan() const override { return plan_; }
+  std::optional<double> metric(std::string_view name) const override { return metrics.metric(name); }
+  std::map<std::string, double> callback_metrics() const override { return metrics.callback_metrics(); }
+  std::map<std::string, double> progress_bar_metrics() const override { return metrics.progress_bar_metrics(); }
+  std::map<std::string, double> logged_metrics() const override { return metrics.logged_metrics(); }
+  void log_value(std::string_view name, const at::Tensor& value, const LogOptions& options) override;
+  void log_value(std::string_view name, double value, const LogOptions& options) override;
+  void stop_training(std::string_view reason) override { state.stop_reason = reason; }
+  void save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope) override;
+  void set_accumulate_grad_batches(std::int64_t micro_batches) override;
+  std::span<const OptimizerConfig> optimizer_configs() const override { return optimizers; }
+  std::span<const std::shared_ptr<Logger>> loggers() const override { return loggers_; }
+  Strategy& strategy() override { return *strategy_; }
+  Log& log() override { return log_; }
+  std::filesystem::path restored_from() const override { return restored_from_; }
+
+  // ManualOptimization
+  void manual_backward(const at::Tensor& loss) override;
+  void manual_step(std::size_t index, const Optimizer::Closure& closure) override;
+  void automatic_step(Optimizer& optimizer, const Optimizer::Closure& closure) override;
+  void clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) override;
+
+  /// Calls a hook of every callback. Hooks at whose end checkpoints may be written call those last, after the module.
+  template <class Hook, class... Args>
+  void call_callbacks(HookPoint point, Hook hook, Args&&... args) {
+    metrics.set_hook(point);
+    for (auto& callback : callbacks_) ((*callback).*hook)(*this, *module, args...);
+  }
+  template <class Predicate, class Hook, class... Args>
+  void call_callbacks_if(HookPoint point, Predicate predicate, Hook hook, Args&&... args) {
+    metrics.set_hook(point);
+    for (auto& callback : callbacks_) {
+      if (predicate(callback->kind())) ((*callback).*hook)(*this, *module, args...);
+    }
+  }
+  /// The same hook of callbacks, then of the module.
+  template <class CallbackHook, class ModuleHook, class... Args>
+  void call(HookPoint point, CallbackHook callback_hook, ModuleHook module_hook, Args&... args) {
+    call_callbacks(point, callback_hook, args...);
+    ((*module).*module_hook)(args...);
+  }
+  ModuleBase& hook(HookPoint point) {
+    metrics.set_hook(point);
+    return *module;
+  }
+
+  /// Moves a batch where the strategy's device is, with the hooks for it, in the precision's dtype.
+  void transfer(BatchView batch, std::int64_t dataloader_idx);
+  /// Runs `body` (one forward or forward and backward) in the precision's context.
+  template <class Body>
+  auto in_precision(Body body) {
+    DefaultDtypeGuard dtype(options.precision);
+    AutocastGuard autocast(strategy_->root_device().type(), options.precision);
+    return body();
+  }
+  /// Reads metrics from the device and sends them to every logger.
+  void send_to_loggers(std::map<std::string, double> values, std::int64_t step);
+  /// The step axis of loggers while training.
+  std::int64_t logged_step() const { return std::max<std::int64_t>(state.progress.global_step - 1, 0); }
+  /// The module's parameters, each tensor once under its first name. Fixed from configure_optimizers on.
+  const std::vector<std::pair<std::string, at::Tensor>>& distinct_parameters() const { return parameters_; }
+  /// Where eval loaders of a stage come from: the call, the data module, or the module.
+  std::vector<std::shared_ptr<BatchSource>> eval_sources(Stage stage);
+  std::shared_ptr<BatchSource> train_source();
+  void prepare_source(BatchSource& source) const;
+  bool evaluates_in_inference_mode() const { return options.inference_mode && stage_ != Stage::kFit; }
+
+  /// Names the checkpoint that "last", "best" or a path means. Throws CheckpointError if there is none.
+  std::filesystem::path find_checkpoint(const std::string& text) const;
+
+  // The loops' working set. Public within the trainer only: this header is private to its folder.
+  TrainerOptions options;
+  std::shared_ptr<ModuleBase> module;
+  RunSources sources;
+  std::vector<OptimizerConfig> optimizers;
+  MetricStore metrics;
+  LoopState state;
+  std::shared_ptr<GradScaler> scaler;  ///< 16-mixed only.
+  std::shared_ptr<Accelerator> accelerator;
+  std::optional<CheckpointContents> restoring;  ///< Position that has to be put back when the loop starts.
+  std::optional<CheckpointContents> finished_position;  ///< Of the last fit that ended by itself.
+  std::unique_ptr<FitLoop> fit_loop;            ///< While fit runs.
+  RunPlan plan_;
+  bool sanity_checking_ = false;
+  std::vector<std::shared_ptr<Callback>> callbacks_;  ///< In the order of calls.
+  std::vector<std::shared_ptr<Logger>> loggers_;
+
+ private:
+  template <class Body>
+  void run(Stage stage, std::shared_ptr<ModuleBase> module, RunSources sources, const std::string& checkpoint,
+           Restore restore, const Body& body);
+  void connect(Stage stage);
+  void connect_callbacks();
+  void make_default_callbacks();
+  void make_default_loggers();
+  void prepare(Stage stage);
+  void make_plan(Stage stage);
+  void configure_sharded_model();
+  void connect_optimizers();
+  void check_optimizers() const;
+  void interrupt(const char* reason);
+  void end(RunStatus status);
+  void abandon(const std::exception& error) noexcept;
+  void print_results(Stage stage, const EvalResults& results);
+  /// Runs what must not hide the first error, and logs what it throws.
+  template <class Action>
+  void attempt(const char* what, const Action& action) noexcept;
+
+  Stage stage_ = Stage::kFit;
+  std::shared_ptr<Strategy> strategy_;
+  Log log_;
+  std::vector<std::shared_ptr<Callback>> own_callbacks_;  ///< Without those that the module brings.
+  std::vector<std::pair<std::string, at::Tensor>> parameters_;
+  std::filesystem::path restored_from_;
+  std::string interruption_text_;
+  bool running_ = false;
+  bool set_up_ = false;  ///< setup hooks ran, so teardown hooks have to.
+  std::uint64_t loader_seed_ = 0;
+
+  std::atomic<bool> stop_requested_ = false;
+  std::mutex stop_mutex_;
+  std::string stop_text_;
+};
+
+}  // namespace fulmen::detail
