@@ -12,7 +12,6 @@
 #include <spawn.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <torch/torch.h>
 #include <unistd.h>
 
 #include <algorithm>

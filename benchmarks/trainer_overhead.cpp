@@ -9,7 +9,6 @@
 
 #include <benchmark/benchmark.h>
 #include <fulmen/fulmen.h>
-#include <torch/torch.h>
 
 #include <algorithm>
 #include <chrono>

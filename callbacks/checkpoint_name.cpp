@@ -13,12 +13,20 @@ namespace {
 
 constexpr std::string_view kWhere = "ModelCheckpoint";
 
-bool is_control(char c) { return static_cast<unsigned char>(c) < 32 || c == 127; }
+bool is_control(char c) {
+  return static_cast<unsigned char>(c) < 32 || c == 127;
+}
 
-bool is_counter(std::string_view key) { return key == "epoch" || key == "step"; }
+bool is_counter(std::string_view key) {
+  return key == "epoch" || key == "step";
+}
 
 [[noreturn]] void malformed(std::string_view text, std::string_view reason) {
-  fail<ConfigError>(kWhere, "filename '", text, "' ", reason,
+  fail<ConfigError>(kWhere,
+                    "filename '",
+                    text,
+                    "' ",
+                    reason,
                     " An example that works: \"{epoch}-{step}-{val_loss:.2f}\".");
 }
 
@@ -75,8 +83,10 @@ CheckpointNameTemplate::Piece CheckpointNameTemplate::parse_key(std::string_view
     if (at == digits) malformed(text_, "has a format with '.' but no digits after it.");
   }
   if (at < format.size()) piece.type = format[at++];
-  const bool known = piece.type == 0 || std::string_view("dfeg").find(piece.type) != std::string_view::npos;
-  if (at != format.size() || !known || piece.width < 0 || piece.width > 64 || piece.precision > 32) {
+  const bool known =
+      piece.type == 0 || std::string_view("dfeg").find(piece.type) != std::string_view::npos;
+  if (at != format.size() || !known || piece.width < 0 || piece.width > 64 ||
+      piece.precision > 32) {
     malformed(text_, "has a format that is not [0][width][.precision][d, f, e or g].");
   }
   if (piece.type == 'd' && !is_counter(piece.key)) {
@@ -96,7 +106,8 @@ std::vector<std::string> CheckpointNameTemplate::metrics() const {
   return keys;
 }
 
-std::string CheckpointNameTemplate::format(std::int64_t epoch, std::int64_t step,
+std::string CheckpointNameTemplate::format(std::int64_t epoch,
+                                           std::int64_t step,
                                            const Lookup& lookup) const {
   std::string name;
   for (const auto& piece : pieces_) {
@@ -105,10 +116,15 @@ std::string CheckpointNameTemplate::format(std::int64_t epoch, std::int64_t step
       continue;
     }
     const bool counter = is_counter(piece.key);
-    const auto value = counter ? std::optional(static_cast<double>(piece.key == "epoch" ? epoch : step))
-                               : lookup(piece.key);
+    const auto value = counter
+                           ? std::optional(static_cast<double>(piece.key == "epoch" ? epoch : step))
+                           : lookup(piece.key);
     if (!value) {
-      fail<ConfigError>(kWhere, "filename '", text_, "' needs the metric '", piece.key,
+      fail<ConfigError>(kWhere,
+                        "filename '",
+                        text_,
+                        "' needs the metric '",
+                        piece.key,
                         "', which was not logged. Log it, or leave it out of the filename.");
     }
     if (insert_ == Insert::kKeyAndValue) name += escape_metric_name(piece.key) + "=";
@@ -119,7 +135,10 @@ std::string CheckpointNameTemplate::format(std::int64_t epoch, std::int64_t step
 
 void CheckpointNameTemplate::format_value(const Piece& piece, double value, std::string& out) {
   std::array<char, 512> buffer;
-  const char type = piece.type != 0 ? piece.type : is_counter(piece.key) ? 'd' : piece.precision >= 0 ? 'g' : 0;
+  const char type = piece.type != 0         ? piece.type
+                    : is_counter(piece.key) ? 'd'
+                    : piece.precision >= 0  ? 'g'
+                                            : 0;
   std::string text;
   if (type == 'd') {
     text = std::to_string(static_cast<std::int64_t>(value));
@@ -172,8 +191,9 @@ std::string unescape_metric_name(std::string_view escaped) {
 }
 
 std::map<std::string, double> parse_checkpoint_name(std::string_view name) {
-  if (const auto version = name.rfind("-v"); version != std::string_view::npos &&
-      version + 2 < name.size() && name.find_first_not_of("0123456789", version + 2) == std::string_view::npos) {
+  if (const auto version = name.rfind("-v");
+      version != std::string_view::npos && version + 2 < name.size() &&
+      name.find_first_not_of("0123456789", version + 2) == std::string_view::npos) {
     name = name.substr(0, version);
   }
   std::map<std::string, double> values;

@@ -28,10 +28,12 @@ void check_threshold(const char* option, const std::optional<double>& value) {
 
 std::shared_ptr<EarlyStopping> EarlyStopping::make(EarlyStoppingOptions options) {
   if (options.monitor.empty()) {
-    fail<ConfigError>(kWhere, "monitor is empty. Name the metric that decides, for example \"val_loss\".");
+    fail<ConfigError>(kWhere,
+                      "monitor is empty. Name the metric that decides, for example \"val_loss\".");
   }
   if (!(options.min_delta >= 0 && std::isfinite(options.min_delta))) {
-    fail<ConfigError>(kWhere, "min_delta must be at least 0 and finite, got ", options.min_delta, ".");
+    fail<ConfigError>(
+        kWhere, "min_delta must be at least 0 and finite, got ", options.min_delta, ".");
   }
   if (options.patience < 0) {
     fail<ConfigError>(kWhere, "patience must be at least 0, got ", options.patience, ".");
@@ -43,17 +45,21 @@ std::shared_ptr<EarlyStopping> EarlyStopping::make(EarlyStoppingOptions options)
 
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(options)) {}
 
-void EarlyStopping::on_train_start(Context&, Module&) { validated_ = false; }
+void EarlyStopping::on_train_start(Context&, Module&) {
+  validated_ = false;
+}
 
 void EarlyStopping::on_validation_end(Context& context, Module&) {
   if (!detail::decides(context)) return;
   validated_ = true;
-  if (!detail::acts_at_train_epoch_end(context.plan(), options_.check_on_train_epoch_end)) check(context);
+  if (!detail::acts_at_train_epoch_end(context.plan(), options_.check_on_train_epoch_end))
+    check(context);
 }
 
 void EarlyStopping::on_train_epoch_end(Context& context, Module&) {
   if (!detail::decides(context)) return;
-  if (detail::acts_at_train_epoch_end(context.plan(), options_.check_on_train_epoch_end)) check(context);
+  if (detail::acts_at_train_epoch_end(context.plan(), options_.check_on_train_epoch_end))
+    check(context);
 }
 
 void EarlyStopping::check(Context& context) {
@@ -71,31 +77,56 @@ void EarlyStopping::check(Context& context) {
 void EarlyStopping::report_missing(Context& context) const {
   // Before the first validation a metric of validation cannot be there.
   if (options_.strict && (validated_ || !context.plan().has_validation)) {
-    fail<ConfigError>(kWhere, "monitor needs the metric '", options_.monitor, "', which was not logged. Logged were: ",
-                      detail::known_metrics(context), ". Log it, change monitor, or set strict to false.");
+    fail<ConfigError>(kWhere,
+                      "monitor needs the metric '",
+                      options_.monitor,
+                      "', which was not logged. Logged were: ",
+                      detail::known_metrics(context),
+                      ". Log it, change monitor, or set strict to false.");
   }
-  context.log().warning_once(kWhere, ": the metric '", options_.monitor, "' was not logged; this check is left out.");
+  context.log().warning_once(
+      kWhere, ": the metric '", options_.monitor, "' was not logged; this check is left out.");
 }
 
 std::string EarlyStopping::judge(Context& context, double value) {
   const auto better = [&](double a, double b) { return detail::is_better(options_.mode, a, b); };
   const auto& name = options_.monitor;
   if (options_.check_finite && !std::isfinite(value)) {
-    return text_of(name, " = ", value, " is not finite; the best value before was ",
-                   best_score_ ? text_of(*best_score_) : "none", ".");
-  }
-  if (options_.stopping_threshold && better(value, *options_.stopping_threshold)) {
-    return text_of(name, " = ", value, " is better than the stopping threshold ", *options_.stopping_threshold, ".");
-  }
-  if (options_.divergence_threshold && better(*options_.divergence_threshold, value)) {
-    return text_of(name, " = ", value, " is worse than the divergence threshold ", *options_.divergence_threshold,
+    return text_of(name,
+                   " = ",
+                   value,
+                   " is not finite; the best value before was ",
+                   best_score_ ? text_of(*best_score_) : "none",
                    ".");
   }
-  const double margin = options_.mode == MonitorMode::kMin ? options_.min_delta : -options_.min_delta;
+  if (options_.stopping_threshold && better(value, *options_.stopping_threshold)) {
+    return text_of(name,
+                   " = ",
+                   value,
+                   " is better than the stopping threshold ",
+                   *options_.stopping_threshold,
+                   ".");
+  }
+  if (options_.divergence_threshold && better(*options_.divergence_threshold, value)) {
+    return text_of(name,
+                   " = ",
+                   value,
+                   " is worse than the divergence threshold ",
+                   *options_.divergence_threshold,
+                   ".");
+  }
+  const double margin =
+      options_.mode == MonitorMode::kMin ? options_.min_delta : -options_.min_delta;
   if (!best_score_ || std::isnan(*best_score_) || better(value + margin, *best_score_)) {
     if (options_.verbose) {
-      context.log().info(kWhere, ": ", name, " improved", best_score_ ? text_of(" from ", *best_score_) : "", " to ",
-                         value, ".");
+      context.log().info(kWhere,
+                         ": ",
+                         name,
+                         " improved",
+                         best_score_ ? text_of(" from ", *best_score_) : "",
+                         " to ",
+                         value,
+                         ".");
     }
     best_score_ = value;
     wait_count_ = 0;
@@ -103,12 +134,19 @@ std::string EarlyStopping::judge(Context& context, double value) {
   }
   ++wait_count_;
   if (wait_count_ < options_.patience) return {};
-  return text_of(name, " did not improve on ", *best_score_, " in the last ", wait_count_, " checks",
-                 options_.min_delta > 0 ? text_of(" by more than ", options_.min_delta) : "", ".");
+  return text_of(name,
+                 " did not improve on ",
+                 *best_score_,
+                 " in the last ",
+                 wait_count_,
+                 " checks",
+                 options_.min_delta > 0 ? text_of(" by more than ", options_.min_delta) : "",
+                 ".");
 }
 
 std::string EarlyStopping::state_key() const {
-  return text_of("EarlyStopping{monitor=", options_.monitor, ", mode=", detail::mode_name(options_.mode), "}");
+  return text_of(
+      "EarlyStopping{monitor=", options_.monitor, ", mode=", detail::mode_name(options_.mode), "}");
 }
 
 StateDict EarlyStopping::state_dict() const {
@@ -124,9 +162,11 @@ void EarlyStopping::load_state_dict(const StateDict& state) {
   const auto& values = state.values;
   wait_count_ = require_int(values, "wait_count", kWhere);
   stopped_epoch_.reset();
-  if (values.contains("stopped_epoch")) stopped_epoch_ = require_int(values, "stopped_epoch", kWhere);
+  if (values.contains("stopped_epoch"))
+    stopped_epoch_ = require_int(values, "stopped_epoch", kWhere);
   best_score_.reset();
-  if (const auto* score = values.if_contains("best_score")) best_score_ = json_to_double(*score, kWhere);
+  if (const auto* score = values.if_contains("best_score"))
+    best_score_ = json_to_double(*score, kWhere);
 }
 
 }  // namespace fulmen

@@ -60,13 +60,15 @@ void LambdaCallback::on_train_epoch_end(Context& context, Module& module) {
   call(hooks_.on_train_epoch_end, context, module);
 }
 
-void LambdaCallback::on_train_batch_start(Context& context, Module& module, BatchView batch,
+void LambdaCallback::on_train_batch_start(Context& context,
+                                          Module& module,
+                                          BatchView batch,
                                           std::int64_t i) {
   call(hooks_.on_train_batch_start, context, module, batch, i);
 }
 
-void LambdaCallback::on_train_batch_end(Context& context, Module& module,
-                                        const StepOutput& outputs, BatchView batch, std::int64_t i) {
+void LambdaCallback::on_train_batch_end(
+    Context& context, Module& module, const StepOutput& outputs, BatchView batch, std::int64_t i) {
   call(hooks_.on_train_batch_end, context, module, outputs, batch, i);
 }
 
@@ -82,7 +84,8 @@ void LambdaCallback::on_after_backward(Context& context, Module& module) {
   call(hooks_.on_after_backward, context, module);
 }
 
-void LambdaCallback::on_before_optimizer_step(Context& context, Module& module,
+void LambdaCallback::on_before_optimizer_step(Context& context,
+                                              Module& module,
                                               Optimizer& optimizer) {
   call(hooks_.on_before_optimizer_step, context, module, optimizer);
 }
@@ -103,13 +106,17 @@ void LambdaCallback::on_validation_epoch_end(Context& context, Module& module) {
   call(hooks_.on_validation_epoch_end, context, module);
 }
 
-void LambdaCallback::on_validation_batch_start(Context& context, Module& module, BatchView batch,
-                                               std::int64_t i, std::int64_t loader) {
+void LambdaCallback::on_validation_batch_start(
+    Context& context, Module& module, BatchView batch, std::int64_t i, std::int64_t loader) {
   call(hooks_.on_validation_batch_start, context, module, batch, i, loader);
 }
 
-void LambdaCallback::on_validation_batch_end(Context& context, Module& module,
-                                             const StepOutput& outputs, BatchView batch, std::int64_t i, std::int64_t loader) {
+void LambdaCallback::on_validation_batch_end(Context& context,
+                                             Module& module,
+                                             const StepOutput& outputs,
+                                             BatchView batch,
+                                             std::int64_t i,
+                                             std::int64_t loader) {
   call(hooks_.on_validation_batch_end, context, module, outputs, batch, i, loader);
 }
 
@@ -129,13 +136,17 @@ void LambdaCallback::on_test_epoch_end(Context& context, Module& module) {
   call(hooks_.on_test_epoch_end, context, module);
 }
 
-void LambdaCallback::on_test_batch_start(Context& context, Module& module, BatchView batch,
-                                         std::int64_t i, std::int64_t loader) {
+void LambdaCallback::on_test_batch_start(
+    Context& context, Module& module, BatchView batch, std::int64_t i, std::int64_t loader) {
   call(hooks_.on_test_batch_start, context, module, batch, i, loader);
 }
 
-void LambdaCallback::on_test_batch_end(Context& context, Module& module, const StepOutput& outputs,
-                                       BatchView batch, std::int64_t i, std::int64_t loader) {
+void LambdaCallback::on_test_batch_end(Context& context,
+                                       Module& module,
+                                       const StepOutput& outputs,
+                                       BatchView batch,
+                                       std::int64_t i,
+                                       std::int64_t loader) {
   call(hooks_.on_test_batch_end, context, module, outputs, batch, i, loader);
 }
 
@@ -155,13 +166,17 @@ void LambdaCallback::on_predict_epoch_end(Context& context, Module& module) {
   call(hooks_.on_predict_epoch_end, context, module);
 }
 
-void LambdaCallback::on_predict_batch_start(Context& context, Module& module, BatchView batch,
-                                            std::int64_t i, std::int64_t loader) {
+void LambdaCallback::on_predict_batch_start(
+    Context& context, Module& module, BatchView batch, std::int64_t i, std::int64_t loader) {
   call(hooks_.on_predict_batch_start, context, module, batch, i, loader);
 }
 
-void LambdaCallback::on_predict_batch_end(Context& context, Module& module, BatchView prediction,
-                                          BatchView batch, std::int64_t i, std::int64_t loader) {
+void LambdaCallback::on_predict_batch_end(Context& context,
+                                          Module& module,
+                                          BatchView prediction,
+                                          BatchView batch,
+                                          std::int64_t i,
+                                          std::int64_t loader) {
   call(hooks_.on_predict_batch_end, context, module, prediction, batch, i, loader);
 }
 

@@ -30,10 +30,13 @@ std::vector<std::string> names_of(std::span<const OptimizerConfig> configs) {
   return names;
 }
 
-void add_values(const Optimizer& optimizer, const std::string& name, const LearningRateMonitorOptions& options,
+void add_values(const Optimizer& optimizer,
+                const std::string& name,
+                const LearningRateMonitorOptions& options,
                 std::map<std::string, double>& values) {
   for (std::size_t group = 0; group < optimizer.group_count(); ++group) {
-    const auto suffix = optimizer.group_count() > 1 ? "/pg" + std::to_string(group + 1) : std::string();
+    const auto suffix =
+        optimizer.group_count() > 1 ? "/pg" + std::to_string(group + 1) : std::string();
     const auto known = optimizer.hyperparameter_names(group);
     const auto has = [&](const char* key) { return std::ranges::find(known, key) != known.end(); };
     const auto add = [&](const char* key, const std::string& label) {
@@ -55,12 +58,15 @@ void LearningRateMonitor::on_train_start(Context& context, Module&) {
   last_step_ = -1;
   const auto& plan = context.plan();
   if (context.loggers().empty() && !plan.fast_dev_run && detail::is_writer(context)) {
-    fail<ConfigError>("LearningRateMonitor", "there is no logger to send learning rates to. Give the trainer one, or "
+    fail<ConfigError>("LearningRateMonitor",
+                      "there is no logger to send learning rates to. Give the trainer one, or "
                       "leave this callback out.");
   }
 }
 
-void LearningRateMonitor::on_train_epoch_start(Context& context, Module&) { log(context, Interval::kEpoch); }
+void LearningRateMonitor::on_train_epoch_start(Context& context, Module&) {
+  log(context, Interval::kEpoch);
+}
 
 void LearningRateMonitor::on_train_batch_start(Context& context, Module&, BatchView, std::int64_t) {
   const auto every = context.plan().log_every_n_steps;

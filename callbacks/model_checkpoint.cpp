@@ -17,28 +17,36 @@ constexpr std::string_view kWhere = "ModelCheckpoint";
 
 void check_at_least_one(const char* option, const std::optional<std::int64_t>& value) {
   if (value && *value < 1) {
-    fail<ConfigError>(kWhere, option, " must be at least 1, got ", *value, ". Leave it unset to turn it off.");
+    fail<ConfigError>(
+        kWhere, option, " must be at least 1, got ", *value, ". Leave it unset to turn it off.");
   }
 }
 
 void validate(const ModelCheckpointOptions& options) {
   if (options.save_top_k < -1) {
-    fail<ConfigError>(kWhere, "save_top_k must be -1 (all), 0 (none) or more, got ", options.save_top_k, ".");
+    fail<ConfigError>(
+        kWhere, "save_top_k must be -1 (all), 0 (none) or more, got ", options.save_top_k, ".");
   }
   if (options.save_top_k > 1 && options.monitor.empty()) {
-    fail<ConfigError>(kWhere, "save_top_k = ", options.save_top_k, " needs a metric to rank by. Set monitor, or "
+    fail<ConfigError>(kWhere,
+                      "save_top_k = ",
+                      options.save_top_k,
+                      " needs a metric to rank by. Set monitor, or "
                       "save_top_k to 1 (the newest), -1 (all) or 0 (none).");
   }
   check_at_least_one("every_n_train_steps", options.every_n_train_steps);
   check_at_least_one("every_n_epochs", options.every_n_epochs);
   const auto& interval = options.train_time_interval;
   if (interval && !(interval->count() > 0 && std::isfinite(interval->count()))) {
-    fail<ConfigError>(kWhere, "train_time_interval must be greater than 0, got ", interval->count(), " s.");
+    fail<ConfigError>(
+        kWhere, "train_time_interval must be greater than 0, got ", interval->count(), " s.");
   }
-  const int triggers = options.every_n_train_steps.has_value() + options.every_n_epochs.has_value() +
-                       interval.has_value();
+  const int triggers = options.every_n_train_steps.has_value() +
+                       options.every_n_epochs.has_value() + interval.has_value();
   if (triggers > 1) {
-    fail<ConfigError>(kWhere, triggers, " of every_n_train_steps, every_n_epochs and train_time_interval are set. "
+    fail<ConfigError>(kWhere,
+                      triggers,
+                      " of every_n_train_steps, every_n_epochs and train_time_interval are set. "
                       "Set one, or use several ModelCheckpoints.");
   }
 }
@@ -55,9 +63,9 @@ std::shared_ptr<ModelCheckpoint> ModelCheckpoint::make(ModelCheckpointOptions op
 
 ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options)
     : options_(std::move(options)),
-      names_(options_.filename, options_.auto_insert_metric_name
-                                    ? CheckpointNameTemplate::Insert::kKeyAndValue
-                                    : CheckpointNameTemplate::Insert::kValueOnly) {}
+      names_(options_.filename,
+             options_.auto_insert_metric_name ? CheckpointNameTemplate::Insert::kKeyAndValue
+                                              : CheckpointNameTemplate::Insert::kValueOnly) {}
 
 std::chrono::steady_clock::time_point ModelCheckpoint::now() const {
   return options_.clock ? options_.clock() : std::chrono::steady_clock::now();
@@ -89,8 +97,8 @@ void ModelCheckpoint::on_train_start(Context& context, Module&) {
   last_save_time_ = now();
 }
 
-void ModelCheckpoint::on_train_batch_end(Context& context, Module&, const StepOutput&, BatchView,
-                                         std::int64_t batch_idx) {
+void ModelCheckpoint::on_train_batch_end(
+    Context& context, Module&, const StepOutput&, BatchView, std::int64_t batch_idx) {
   if (options_.every_n_epochs || !decides(context)) return;
   bool due = false;
   if (options_.every_n_train_steps) {
@@ -111,8 +119,8 @@ void ModelCheckpoint::on_train_batch_end(Context& context, Module&, const StepOu
 
 bool ModelCheckpoint::time_is_due(Context& context) {
   const auto step = context.progress().global_step;
-  // A save inside a window of micro-batches would have to keep its open gradients. Where no step was ever
-  // counted there may be no windows.
+  // A save inside a window of micro-batches would have to keep its open gradients. Where no step
+  // was ever counted there may be no windows.
   const bool window_open = step == std::exchange(step_at_last_batch_, step) && step > 0;
   const bool due = !window_open && now() - last_save_time_ >= *options_.train_time_interval;
   if (detail::agree_on_max(context, due ? 1 : 0) == 0) return false;
@@ -166,12 +174,17 @@ void ModelCheckpoint::on_train_end(Context& context, Module&) {
   const auto trained = context.progress().total_batches - batches_at_start_;
   const bool wanted = options_.save_top_k != 0 || options_.save_last != SaveLast::kNo;
   if (!wanted || trained == 0 || saves_ + declined_ > 0) return;
-  const char* reason = options_.every_n_epochs         ? "no epoch that triggers a save ended"
-                       : options_.train_time_interval ? "the run was shorter than train_time_interval"
-                                                      : "every_n_train_steps was not reached";
+  const char* reason = options_.every_n_epochs ? "no epoch that triggers a save ended"
+                       : options_.train_time_interval
+                           ? "the run was shorter than train_time_interval"
+                           : "every_n_train_steps was not reached";
   const bool unknown = !metrics_known(context);
-  context.log().warning(kWhere, ": the run trained ", trained, " batches and saved no checkpoint: ",
-                        unknown ? "the metrics that it needs were not logged" : reason, ".");
+  context.log().warning(kWhere,
+                        ": the run trained ",
+                        trained,
+                        " batches and saved no checkpoint: ",
+                        unknown ? "the metrics that it needs were not logged" : reason,
+                        ".");
 }
 
 void ModelCheckpoint::on_exception(Context& context, Module&, const std::exception& error) {
@@ -181,7 +194,10 @@ void ModelCheckpoint::on_exception(Context& context, Module&, const std::excepti
   try {
     save_forced(context, CheckpointNameTemplate("exception-{epoch}-{step}"));
   } catch (const std::exception& second) {
-    context.log().error(kWhere, ": no checkpoint could be saved after the error '", error.what(), "': ",
+    context.log().error(kWhere,
+                        ": no checkpoint could be saved after the error '",
+                        error.what(),
+                        "': ",
                         second.what());
   }
 }
@@ -193,10 +209,13 @@ void ModelCheckpoint::on_interrupt(Context& context, Module&, std::string_view) 
 
 std::string ModelCheckpoint::state_key() const {
   std::ostringstream key;
-  key << "ModelCheckpoint{monitor=" << options_.monitor << ", mode=" << detail::mode_name(options_.mode);
-  if (options_.every_n_train_steps) key << ", every_n_train_steps=" << *options_.every_n_train_steps;
+  key << "ModelCheckpoint{monitor=" << options_.monitor
+      << ", mode=" << detail::mode_name(options_.mode);
+  if (options_.every_n_train_steps)
+    key << ", every_n_train_steps=" << *options_.every_n_train_steps;
   if (options_.every_n_epochs) key << ", every_n_epochs=" << *options_.every_n_epochs;
-  if (options_.train_time_interval) key << ", train_time_interval=" << options_.train_time_interval->count();
+  if (options_.train_time_interval)
+    key << ", train_time_interval=" << options_.train_time_interval->count();
   key << ", filename=" << options_.filename << "}";
   return key.str();
 }

@@ -64,11 +64,18 @@ void ModelCheckpoint::refuse_unknown_metrics(Context& context) const {
     const char* use = monitored ? "monitor" : "filename";
     // A metric of the training step may come later; one of validation would be there now.
     if (validated_ || (!context.plan().has_validation && !monitored)) {
-      fail<ConfigError>(kWhere, use, " needs the metric '", name, "', which was not logged. Logged were: ",
-                        detail::known_metrics(context), ". Log it in a step, or change ", use, ".");
+      fail<ConfigError>(kWhere,
+                        use,
+                        " needs the metric '",
+                        name,
+                        "', which was not logged. Logged were: ",
+                        detail::known_metrics(context),
+                        ". Log it in a step, or change ",
+                        use,
+                        ".");
     }
-    context.log().warning_once(kWhere, ": nothing is saved while the metric '", name, "' of ", use,
-                               " is not logged.");
+    context.log().warning_once(
+        kWhere, ": nothing is saved while the metric '", name, "' of ", use, " is not logged.");
     return;
   }
 }
@@ -90,14 +97,21 @@ void ModelCheckpoint::save_if_kept(Context& context) {
     state_.current_score = next.current_score;
     ++declined_;
     if (options_.verbose) {
-      context.log().info(kWhere, ": ", options_.monitor, " = ", candidate.score, " is not among the best ",
-                         options_.save_top_k, "; nothing saved.");
+      context.log().info(kWhere,
+                         ": ",
+                         options_.monitor,
+                         " = ",
+                         candidate.score,
+                         " is not among the best ",
+                         options_.save_top_k,
+                         "; nothing saved.");
     }
     return;
   }
-  candidate.name = free_name(context, names_.format(progress.epoch, progress.global_step, [&](auto key) {
-    return context.metric(key);
-  }));
+  candidate.name =
+      free_name(context, names_.format(progress.epoch, progress.global_step, [&](auto key) {
+        return context.metric(key);
+      }));
   next.last = candidate.name;
   next.saved_step = progress.global_step;
   next.saved_batches = progress.total_batches;
@@ -108,13 +122,15 @@ void ModelCheckpoint::save_if_kept(Context& context) {
     next.to_remove.push_back(evicted);
   }
   if (kept) next.kept.push_back(candidate);
-  commit(context, std::move(next),
+  commit(context,
+         std::move(next),
          options_.save_weights_only ? CheckpointScope::kWeightsOnly : CheckpointScope::kEverything);
 }
 
 void ModelCheckpoint::save_forced(Context& context, const CheckpointNameTemplate& names) {
   const auto& progress = context.progress();
-  const bool saved = progress.global_step == state_.saved_step && progress.epoch == state_.saved_epoch &&
+  const bool saved = progress.global_step == state_.saved_step &&
+                     progress.epoch == state_.saved_epoch &&
                      progress.total_batches == state_.saved_batches && !options_.save_weights_only;
   if (saved && !state_.last.empty() && is_there(directory_ / state_.last)) {
     if (detail::is_writer(context)) write_pointer(directory_, "last", state_.last);
@@ -148,9 +164,11 @@ void ModelCheckpoint::commit(Context& context, State next, CheckpointScope scope
   last_save_time_ = now();
   write_pointers(context, best_before);
   remove_dropped(context);
-  if (options_.verbose) context.log().info(kWhere, ": saved '", (directory_ / state_.last).string(), "'.");
+  if (options_.verbose)
+    context.log().info(kWhere, ": saved '", (directory_ / state_.last).string(), "'.");
   if (!detail::is_writer(context)) return;
-  for (const auto& logger : context.loggers()) logger->after_save_checkpoint(directory_ / state_.last);
+  for (const auto& logger : context.loggers())
+    logger->after_save_checkpoint(directory_ / state_.last);
 }
 
 std::string ModelCheckpoint::free_name(Context& context, const std::string& wanted) {
@@ -162,15 +180,25 @@ std::string ModelCheckpoint::free_name(Context& context, const std::string& want
   version = detail::agree_on_max(context, version);
   if (version == 0) return wanted;
   if (!options_.enable_version_counter) {
-    fail<CheckpointError>(kWhere, "'", (directory_ / wanted).string(), "' exists already and enable_version_counter "
+    fail<CheckpointError>(kWhere,
+                          "'",
+                          (directory_ / wanted).string(),
+                          "' exists already and enable_version_counter "
                           "is off. Move it away, or choose another dirpath or filename.");
   }
   const bool own = wanted == state_.last || std::ranges::any_of(state_.kept, [&](const Kept& kept) {
-    return kept.name.starts_with(wanted);
-  });
+                     return kept.name.starts_with(wanted);
+                   });
   if (!own && !std::exchange(warned_of_clash_, true)) {
-    context.log().warning(kWhere, ": '", wanted, "' in '", directory_.string(), "' exists already, from another "
-                          "callback or an earlier run; saving as '", name(version), "'.");
+    context.log().warning(kWhere,
+                          ": '",
+                          wanted,
+                          "' in '",
+                          directory_.string(),
+                          "' exists already, from another "
+                          "callback or an earlier run; saving as '",
+                          name(version),
+                          "'.");
   }
   return name(version);
 }
@@ -184,8 +212,13 @@ void ModelCheckpoint::write_pointers(Context& context, const std::string& best_b
     const auto old = read_pointer(directory_, "best");
     const bool foreign = old && old->filename() != best_before && old->filename() != top->name;
     if (foreign && !std::exchange(warned_of_clash_, true)) {
-      context.log().warning(kWhere, ": the pointer 'best' in '", directory_.string(), "' named '",
-                            old->filename().string(), "' of another callback or an earlier run; now '", top->name,
+      context.log().warning(kWhere,
+                            ": the pointer 'best' in '",
+                            directory_.string(),
+                            "' named '",
+                            old->filename().string(),
+                            "' of another callback or an earlier run; now '",
+                            top->name,
                             "'.");
     }
   } catch (const CheckpointError&) {
@@ -203,12 +236,14 @@ void ModelCheckpoint::remove_dropped(Context& context) {
     } else if (!detail::is_writer(context)) {
       continue;
     } else if (!is_there(directory)) {
-      context.log().warning(kWhere, ": '", directory.string(), "' was to be removed and is gone already.");
+      context.log().warning(
+          kWhere, ": '", directory.string(), "' was to be removed and is gone already.");
     } else {
       try {
         remove_checkpoint(directory);
       } catch (const std::exception& error) {
-        context.log().warning(kWhere, ": '", directory.string(), "' could not be removed: ", error.what());
+        context.log().warning(
+            kWhere, ": '", directory.string(), "' could not be removed: ", error.what());
       }
     }
   }

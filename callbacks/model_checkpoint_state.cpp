@@ -26,10 +26,14 @@ bool is_there(const path& file) {
   return std::filesystem::exists(file, error);
 }
 
-/// Names come from a file and go to a function that deletes: they must not lead out of the directory.
+/// Names come from a file and go to a function that deletes: they must not lead out of the
+/// directory.
 std::string plain_name(std::string name) {
   if (name.find('/') != std::string::npos || name.starts_with('.')) {
-    fail<CheckpointError>(kWhere, "the state names a checkpoint '", name, "', which is not a plain file name. The "
+    fail<CheckpointError>(kWhere,
+                          "the state names a checkpoint '",
+                          name,
+                          "', which is not a plain file name. The "
                           "checkpoint is damaged; restore its weights only.");
   }
   return name;
@@ -100,9 +104,10 @@ void ModelCheckpoint::load_state_dict(const StateDict& state) {
     const auto* fields = one.if_object();
     const auto& object = fields != nullptr ? *fields : boost::json::object();
     const auto* score = object.if_contains("score");
-    loaded.kept.push_back({.name = plain_name(require_string(object, "name", kWhere)),
-                           .score = json_to_double(score != nullptr ? *score : boost::json::value(), kWhere),
-                           .order = require_int(object, "order", kWhere)});
+    loaded.kept.push_back(
+        {.name = plain_name(require_string(object, "name", kWhere)),
+         .score = json_to_double(score != nullptr ? *score : boost::json::value(), kWhere),
+         .order = require_int(object, "order", kWhere)});
   }
   for (const auto& name : require_array(values, "to_remove", kWhere)) {
     if (const auto* text = name.if_string()) loaded.to_remove.push_back(plain_name(text->c_str()));
@@ -143,12 +148,13 @@ void ModelCheckpoint::adopt_loaded_state(Context& context) {
 void ModelCheckpoint::clean_up_after_resume(Context& context) {
   std::erase_if(state_.kept, [&](const Kept& kept) {
     if (is_there(directory_ / kept.name)) return false;
-    context.log().warning(kWhere, ": '", (directory_ / kept.name).string(), "' was among the best and is gone.");
+    context.log().warning(
+        kWhere, ": '", (directory_ / kept.name).string(), "' was among the best and is gone.");
     return true;
   });
   if (!is_there(directory_ / state_.last)) state_.last.clear();
-  // The run before was ended between a save and its removals, or it had been restored from one of these. What is
-  // newer than our checkpoint was written later under an old name, and stays.
+  // The run before was ended between a save and its removals, or it had been restored from one of
+  // these. What is newer than our checkpoint was written later under an old name, and stays.
   std::error_code error;
   const auto ours = std::filesystem::last_write_time(context.restored_from(), error);
   std::erase_if(state_.to_remove, [&](const std::string& name) {

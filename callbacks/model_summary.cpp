@@ -40,11 +40,19 @@ std::string type_of(const torch::nn::Module& module) {
   return name;
 }
 
-void add_row(detail::TextTable& table, const std::string& name, const torch::nn::Module& module, const Size& size) {
-  table.add_row({name, type_of(module), detail::with_separators(size.total), module.is_training() ? "train" : "eval"});
+void add_row(detail::TextTable& table,
+             const std::string& name,
+             const torch::nn::Module& module,
+             const Size& size) {
+  table.add_row({name,
+                 type_of(module),
+                 detail::with_separators(size.total),
+                 module.is_training() ? "train" : "eval"});
 }
 
-void add_children(detail::TextTable& table, const torch::nn::Module& module, const std::string& prefix,
+void add_children(detail::TextTable& table,
+                  const torch::nn::Module& module,
+                  const std::string& prefix,
                   std::int64_t depth) {
   if (depth == 0) return;
   for (const auto& child : module.named_children()) {
@@ -60,7 +68,8 @@ std::string total_line(const char* label, std::int64_t count) {
 
 }  // namespace
 
-std::string format_model_summary(const torch::nn::Module& module, const ModelSummaryOptions& options) {
+std::string format_model_summary(const torch::nn::Module& module,
+                                 const ModelSummaryOptions& options) {
   std::string text;
   if (options.max_depth != 0) {
     detail::TextTable table({"Name", "Type"});
@@ -76,13 +85,16 @@ std::string format_model_summary(const torch::nn::Module& module, const ModelSum
   text += total_line("Trainable params:     ", total.trainable);
   text += total_line("Non-trainable params: ", total.total - total.trainable);
   text += total_line("Total params:         ", total.total);
-  text += "\nSize of params:       " + detail::format_number("%.3f", static_cast<double>(total.bytes) / 1e6) + " MB";
+  text += "\nSize of params:       " +
+          detail::format_number("%.3f", static_cast<double>(total.bytes) / 1e6) + " MB";
   return options.max_depth == 0 ? text.substr(1) : text;
 }
 
 std::shared_ptr<ModelSummary> ModelSummary::make(ModelSummaryOptions options) {
   if (options.max_depth < -1) {
-    fail<ConfigError>("ModelSummary", "max_depth must be -1 (all), 0 (totals only) or more, got ", options.max_depth,
+    fail<ConfigError>("ModelSummary",
+                      "max_depth must be -1 (all), 0 (totals only) or more, got ",
+                      options.max_depth,
                       ".");
   }
   return std::shared_ptr<ModelSummary>(new ModelSummary(options));

@@ -24,7 +24,9 @@ bool is_better(MonitorMode mode, double candidate, double than) {
   return mode == MonitorMode::kMin ? candidate < than : candidate > than;
 }
 
-const char* mode_name(MonitorMode mode) { return mode == MonitorMode::kMin ? "min" : "max"; }
+const char* mode_name(MonitorMode mode) {
+  return mode == MonitorMode::kMin ? "min" : "max";
+}
 
 std::string known_metrics(const TrainerContext& context) {
   std::string text;
@@ -34,7 +36,9 @@ std::string known_metrics(const TrainerContext& context) {
   return text.empty() ? "none" : text;
 }
 
-bool is_writer(TrainerContext& context) { return context.strategy().topology().rank == 0; }
+bool is_writer(TrainerContext& context) {
+  return context.strategy().topology().rank == 0;
+}
 
 std::int64_t agree_on_max(TrainerContext& context, std::int64_t value) {
   auto& strategy = context.strategy();

@@ -7,10 +7,11 @@
 
 namespace fulmen::detail {
 
-/// Whether callbacks that decide something are awake: in a fit that is neither a sanity check nor a dry run.
+/// Whether callbacks that decide something are awake: in a fit that is neither a sanity check nor a
+/// dry run.
 bool decides(const TrainerContext& context);
-/// Lightning's rule: at the end of the training epoch if each epoch ends with its only validation or if there
-/// is none; else at the end of validation. `choice` is the user's.
+/// Lightning's rule: at the end of the training epoch if each epoch ends with its only validation
+/// or if there is none; else at the end of validation. `choice` is the user's.
 bool acts_at_train_epoch_end(const RunPlan& plan, std::optional<bool> choice);
 /// Strictly better; NaN is worse than every number in both modes.
 bool is_better(MonitorMode mode, double candidate, double than);

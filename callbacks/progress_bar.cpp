@@ -32,11 +32,15 @@ std::shared_ptr<ProgressBar> ProgressBar::make(ProgressBarOptions options) {
   if (options.refresh_rate < 0) {
     fail<ConfigError>(kWhere, "refresh_rate must be at least 0, got ", options.refresh_rate, ".");
   }
-  if (!(options.min_refresh_interval.count() >= 0 && std::isfinite(options.min_refresh_interval.count()))) {
-    fail<ConfigError>(kWhere, "min_refresh_interval must be at least 0, got ", options.min_refresh_interval.count(),
+  if (!(options.min_refresh_interval.count() >= 0 &&
+        std::isfinite(options.min_refresh_interval.count()))) {
+    fail<ConfigError>(kWhere,
+                      "min_refresh_interval must be at least 0, got ",
+                      options.min_refresh_interval.count(),
                       " s.");
   }
-  if (options.width < 0) fail<ConfigError>(kWhere, "width must be at least 0, got ", options.width, ".");
+  if (options.width < 0)
+    fail<ConfigError>(kWhere, "width must be at least 0, got ", options.width, ".");
   return std::shared_ptr<ProgressBar>(new ProgressBar(std::move(options)));
 }
 
@@ -71,7 +75,9 @@ void ProgressBar::end_epoch(Context& context) {
 }
 
 // An epoch's line is written when the next one starts: its own metrics are complete only then.
-void ProgressBar::on_train_start(Context& context, Module&) { begin_epoch(context); }
+void ProgressBar::on_train_start(Context& context, Module&) {
+  begin_epoch(context);
+}
 
 void ProgressBar::on_train_epoch_start(Context& context, Module&) {
   const bool first = train_.open && train_.done == train_.first;
@@ -84,17 +90,15 @@ void ProgressBar::on_train_end(Context& context, Module&) {
   train_.open = false;
 }
 
-void ProgressBar::on_train_batch_end(Context& context, Module&, const StepOutput&, BatchView,
-                                     std::int64_t batch_idx) {
+void ProgressBar::on_train_batch_end(
+    Context& context, Module&, const StepOutput&, BatchView, std::int64_t batch_idx) {
   train_.done = batch_idx + 1;
   if (is_due(train_)) draw(context, train_, Metrics::kShow);
 }
 
 void ProgressBar::begin_evaluation(Context& context, const std::string& label) {
-  evaluation_ = {.label = label,
-                 .total = sum_of(context.plan().eval_batches),
-                 .started = now(),
-                 .open = true};
+  evaluation_ = {
+      .label = label, .total = sum_of(context.plan().eval_batches), .started = now(), .open = true};
 }
 
 void ProgressBar::count_evaluation(Context& context) {
@@ -116,16 +120,19 @@ void ProgressBar::end_evaluation(Context& context, Metrics metrics) {
 
 void ProgressBar::on_sanity_check_start(Context&, Module&) {}
 
-void ProgressBar::on_sanity_check_end(Context& context, Module&) { end_evaluation(context, Metrics::kHide); }
-
-void ProgressBar::on_validation_start(Context& context, Module&) {
-  begin_evaluation(context, context.sanity_checking() ? "Sanity check"
-                            : train_.open             ? train_.label + " validation"
-                                                      : "Validating");
+void ProgressBar::on_sanity_check_end(Context& context, Module&) {
+  end_evaluation(context, Metrics::kHide);
 }
 
-void ProgressBar::on_validation_batch_end(Context& context, Module&, const StepOutput&, BatchView, std::int64_t,
-                                          std::int64_t) {
+void ProgressBar::on_validation_start(Context& context, Module&) {
+  begin_evaluation(context,
+                   context.sanity_checking() ? "Sanity check"
+                   : train_.open             ? train_.label + " validation"
+                                             : "Validating");
+}
+
+void ProgressBar::on_validation_batch_end(
+    Context& context, Module&, const StepOutput&, BatchView, std::int64_t, std::int64_t) {
   count_evaluation(context);
 }
 
@@ -133,27 +140,39 @@ void ProgressBar::on_validation_end(Context& context, Module&) {
   end_evaluation(context, train_.open ? Metrics::kShow : Metrics::kHide);
 }
 
-void ProgressBar::on_test_start(Context& context, Module&) { begin_evaluation(context, "Testing"); }
+void ProgressBar::on_test_start(Context& context, Module&) {
+  begin_evaluation(context, "Testing");
+}
 
-void ProgressBar::on_test_batch_end(Context& context, Module&, const StepOutput&, BatchView, std::int64_t,
-                                    std::int64_t) {
+void ProgressBar::on_test_batch_end(
+    Context& context, Module&, const StepOutput&, BatchView, std::int64_t, std::int64_t) {
   count_evaluation(context);
 }
 
-void ProgressBar::on_test_end(Context& context, Module&) { end_evaluation(context, Metrics::kHide); }
+void ProgressBar::on_test_end(Context& context, Module&) {
+  end_evaluation(context, Metrics::kHide);
+}
 
-void ProgressBar::on_predict_start(Context& context, Module&) { begin_evaluation(context, "Predicting"); }
+void ProgressBar::on_predict_start(Context& context, Module&) {
+  begin_evaluation(context, "Predicting");
+}
 
-void ProgressBar::on_predict_batch_end(Context& context, Module&, BatchView, BatchView, std::int64_t,
-                                       std::int64_t) {
+void ProgressBar::on_predict_batch_end(
+    Context& context, Module&, BatchView, BatchView, std::int64_t, std::int64_t) {
   count_evaluation(context);
 }
 
-void ProgressBar::on_predict_end(Context& context, Module&) { end_evaluation(context, Metrics::kHide); }
+void ProgressBar::on_predict_end(Context& context, Module&) {
+  end_evaluation(context, Metrics::kHide);
+}
 
-void ProgressBar::on_exception(Context& context, Module&, const std::exception&) { end_abruptly(context); }
+void ProgressBar::on_exception(Context& context, Module&, const std::exception&) {
+  end_abruptly(context);
+}
 
-void ProgressBar::on_interrupt(Context& context, Module&, std::string_view) { end_abruptly(context); }
+void ProgressBar::on_interrupt(Context& context, Module&, std::string_view) {
+  end_abruptly(context);
+}
 
 void ProgressBar::end_abruptly(Context& context) {
   // The metrics are not read: the device may be what failed.
@@ -210,7 +229,8 @@ std::string ProgressBar::text(Context& context, const Meter& meter, Metrics metr
 std::size_t ProgressBar::columns() const {
   if (options_.width > 0) return static_cast<std::size_t>(options_.width);
   winsize size{};
-  const bool known = options_.output == nullptr && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  const bool known =
+      options_.output == nullptr && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return known ? size.ws_col : 80;
 }
 

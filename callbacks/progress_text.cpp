@@ -25,7 +25,12 @@ std::string clock_time(double seconds) {
   if (whole < 3600) {
     std::snprintf(buffer.data(), buffer.size(), "%lld:%02lld", whole / 60, whole % 60);
   } else {
-    std::snprintf(buffer.data(), buffer.size(), "%lld:%02lld:%02lld", whole / 3600, whole / 60 % 60, whole % 60);
+    std::snprintf(buffer.data(),
+                  buffer.size(),
+                  "%lld:%02lld:%02lld",
+                  whole / 3600,
+                  whole / 60 % 60,
+                  whole % 60);
   }
   return buffer.data();
 }

@@ -21,7 +21,8 @@ const char* title_of(Stage stage) {
 
 }  // namespace
 
-std::string format_results_table(Stage stage, std::span<const std::map<std::string, double>> results) {
+std::string format_results_table(Stage stage,
+                                 std::span<const std::map<std::string, double>> results) {
   std::map<std::string, std::vector<std::string>> rows;
   for (std::size_t loader = 0; loader < results.size(); ++loader) {
     const auto suffix = "/dataloader_idx_" + std::to_string(loader);

@@ -53,7 +53,8 @@ std::string format_number(const char* format, double value) {
 std::string with_separators(std::int64_t value) {
   std::string text = std::to_string(value);
   const std::ptrdiff_t first = value < 0 ? 1 : 0;
-  for (auto at = std::ssize(text) - 3; at > first; at -= 3) text.insert(static_cast<std::size_t>(at), ",");
+  for (auto at = std::ssize(text) - 3; at > first; at -= 3)
+    text.insert(static_cast<std::size_t>(at), ",");
   return text;
 }
 

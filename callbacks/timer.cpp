@@ -17,7 +17,9 @@ constexpr std::array<const char*, 4> kParts = {"train", "validate", "test", "pre
 std::shared_ptr<Timer> Timer::make(TimerOptions options) {
   const auto& max_time = options.max_time;
   if (max_time && !(max_time->count() > 0 && std::isfinite(max_time->count()))) {
-    fail<ConfigError>("Timer", "max_time must be greater than 0, got ", max_time->count(),
+    fail<ConfigError>("Timer",
+                      "max_time must be greater than 0, got ",
+                      max_time->count(),
                       " s. Leave it unset for no limit.");
   }
   return std::shared_ptr<Timer>(new Timer(std::move(options)));
@@ -37,7 +39,9 @@ std::optional<Timer::Seconds> Timer::remaining() const {
   return std::max(Seconds::zero(), *options_.max_time - elapsed());
 }
 
-void Timer::start(Part part) { clock(part).started = now(); }
+void Timer::start(Part part) {
+  clock(part).started = now();
+}
 
 void Timer::stop(Part part) {
   clock(part).before = elapsed(part);
@@ -58,7 +62,8 @@ void Timer::on_train_start(Context& context, Module&) {
   check(context);
 }
 
-void Timer::on_train_batch_end(Context& context, Module&, const StepOutput&, BatchView, std::int64_t) {
+void Timer::on_train_batch_end(
+    Context& context, Module&, const StepOutput&, BatchView, std::int64_t) {
   if (options_.interval == Interval::kStep) check(context);
 }
 
@@ -66,7 +71,9 @@ void Timer::on_train_epoch_end(Context& context, Module&) {
   if (options_.interval == Interval::kEpoch) check(context);
 }
 
-void Timer::on_train_end(Context&, Module&) { stop(Part::kTrain); }
+void Timer::on_train_end(Context&, Module&) {
+  stop(Part::kTrain);
+}
 
 void Timer::on_validation_start(Context& context, Module&) {
   if (!context.sanity_checking()) start(Part::kValidate);
@@ -76,10 +83,18 @@ void Timer::on_validation_end(Context& context, Module&) {
   if (!context.sanity_checking()) stop(Part::kValidate);
 }
 
-void Timer::on_test_start(Context&, Module&) { start(Part::kTest); }
-void Timer::on_test_end(Context&, Module&) { stop(Part::kTest); }
-void Timer::on_predict_start(Context&, Module&) { start(Part::kPredict); }
-void Timer::on_predict_end(Context&, Module&) { stop(Part::kPredict); }
+void Timer::on_test_start(Context&, Module&) {
+  start(Part::kTest);
+}
+void Timer::on_test_end(Context&, Module&) {
+  stop(Part::kTest);
+}
+void Timer::on_predict_start(Context&, Module&) {
+  start(Part::kPredict);
+}
+void Timer::on_predict_end(Context&, Module&) {
+  stop(Part::kPredict);
+}
 
 void Timer::on_exception(Context&, Module&, const std::exception&) {
   for (std::size_t i = 0; i < clocks_.size(); ++i) stop(static_cast<Part>(i));

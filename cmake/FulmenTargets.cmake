@@ -218,7 +218,7 @@ endfunction()
 function(fulmen_compile_command variable)
   separate_arguments(flags UNIX_COMMAND "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${fulmen_config}}")
   set(command "${CMAKE_CXX_COMPILER}" ${flags} ${CMAKE_CXX20_STANDARD_COMPILE_OPTION}
-      ${fulmen_codegen_options} ${fulmen_warnings}
+      -fPIC ${fulmen_sanitize_options} ${fulmen_warnings}
       "-I${PROJECT_SOURCE_DIR}/include" "-I${PROJECT_BINARY_DIR}/include")
   foreach(target fulmen_torch Boost::headers Boost::json Boost::container)
     get_target_property(definitions ${target} INTERFACE_COMPILE_DEFINITIONS)
@@ -233,6 +233,5 @@ function(fulmen_compile_command variable)
       endif()
     endforeach()
   endforeach()
-  string(REPLACE "SHELL:" "" command "${command}")
   set(${variable} "${command}" PARENT_SCOPE)
 endfunction()

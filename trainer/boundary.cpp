@@ -7,6 +7,7 @@
 namespace fulmen::detail {
 
 void Boundary::take(Session& session) {
+  state = session.state;
   random_state = session.accelerator->random_state(session.strategy().root_device());
   buffers.clear();
   for (const auto& buffer : session.module->buffers()) {
@@ -23,6 +24,7 @@ void Boundary::take(Session& session) {
 
 void Boundary::put_back(Session& session) const {
   at::NoGradGuard no_grad;
+  session.state = state;
   session.accelerator->set_random_state(session.strategy().root_device(), random_state);
   for (const auto& [buffer, copy] : buffers) at::Tensor(buffer).copy_(copy);
   for (const auto& [parameter, gradient] : gradients) at::Tensor(parameter).mutable_grad() = gradient;

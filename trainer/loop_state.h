@@ -26,6 +26,7 @@ struct LoopState {
   bool validation_pending = false;   ///< A validation is due, and has not been completed.
   std::int64_t micro_batches = 0;    ///< In the open window.
   std::int64_t losses = 0;           ///< Of those, how many had a loss.
+  bool skip_update = false;          ///< The open window has nothing to apply.
   WindowWeight weight;               ///< Of the open window.
   std::int64_t accumulate_grad_batches = 1;
   double seconds_since_validation = 0;
@@ -36,7 +37,6 @@ struct LoopState {
   std::string stop_reason;           ///< Not empty: stop_training() was called.
   bool epoch_closing = false;        ///< Only monitors and checkpoints are left of this epoch: a checkpoint stores the next.
   bool updated = false;              ///< An optimizer was stepped in this batch.
-  bool skip_update = false;          ///< The window has nothing to apply.
 
   bool window_open() const { return micro_batches > 0; }
   void close_window() {

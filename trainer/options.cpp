@@ -53,6 +53,10 @@ void check_run_lengths(const TrainerOptions& options) {
     fail<ConfigError>(kWhere, "min_epochs must not be greater than max_epochs, got ", *options.min_epochs, " and ",
                       *options.max_epochs, ".");
   }
+  if (options.min_steps && options.max_steps && *options.max_steps >= 0 && *options.min_steps > *options.max_steps) {
+    fail<ConfigError>(kWhere, "min_steps must not be greater than max_steps, got ", *options.min_steps, " and ",
+                      *options.max_steps, ".");
+  }
   require_at_least("fast_dev_run", options.fast_dev_run, 0);
   require_at_least("num_sanity_val_steps", options.num_sanity_val_steps, -1, " -1 means all batches.");
   require_at_least("log_every_n_steps", options.log_every_n_steps, 0, " 0 means never.");

@@ -308,15 +308,29 @@ void Session::abandon(const std::exception& error) noexcept {
 void Session::end(RunStatus status) {
   fit_loop.reset();
   restoring.reset();
+  std::exception_ptr failure;
+  // One that throws does not keep the others from their turn. The first error is the run's if the run has none yet.
+  const auto attempt_each = [&](const char* what, const auto& action) {
+    if (status != RunStatus::kFinished || failure) return attempt(what, action);
+    try {
+      action();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  };
   const auto finish = [&] {
     metrics.set_hook(HookPoint::kTeardown);
     if (!std::exchange(set_up_, false)) return;
-    if (sources.data_module) sources.data_module->teardown(stage_);
-    call_callbacks(HookPoint::kTeardown, &Callback::teardown, stage_);
-    hook(HookPoint::kTeardown).teardown(stage_);
+    if (sources.data_module) {
+      attempt_each("teardown of the data module", [&] { sources.data_module->teardown(stage_); });
+    }
+    for (const auto& callback : callbacks_) {
+      attempt_each("teardown of a callback", [&] { callback->teardown(*this, *module, stage_); });
+    }
+    attempt_each("teardown of the module", [&] { module->teardown(stage_); });
   };
   const auto finalize = [&] {
-    for (const auto& logger : loggers_) logger->finalize(status);
+    for (const auto& logger : loggers_) attempt_each("a logger", [&] { logger->finalize(status); });
   };
   const Finally detach([this] {
     metrics.set_hook(HookPoint::kOutside);
@@ -328,11 +342,12 @@ void Session::end(RunStatus status) {
   if (status == RunStatus::kFinished) {
     finish();
     finalize();
+    if (failure) std::rethrow_exception(failure);
     return;
   }
-  attempt("a logger", finalize);
-  strategy_ ? strategy_->teardown() : void();
-  attempt("teardown", finish);
+  finalize();
+  if (strategy_) strategy_->teardown();
+  finish();
 }
 
 }  // namespace fulmen::detail

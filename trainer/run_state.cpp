@@ -5,6 +5,7 @@
 #include <boost/json/array.hpp>
 
 #include "fulmen/core/checkpoint/weights.h"
+#include "fulmen/core/optim/optimizer_state.h"
 #include "fulmen/core/support/error.h"
 #include "loops/fit_loop.h"
 #include "session.h"
@@ -49,6 +50,7 @@ json::object store_loop(const Session& session) {
           {"validation_pending", state.validation_pending},
           {"micro_batches", state.micro_batches},
           {"losses", state.losses},
+          {"skip_update", state.skip_update && state.window_open()},
           {"weight", double_to_json(state.weight.number)},
           {"accumulate_grad_batches", state.accumulate_grad_batches},
           {"seconds_since_validation", double_to_json(since)},
@@ -69,6 +71,7 @@ LoopState read_loop(const json::object& values) {
   state.validation_pending = require_bool(values, "validation_pending", where);
   state.micro_batches = require_int(values, "micro_batches", where);
   state.losses = require_int(values, "losses", where);
+  state.skip_update = require_bool(values, "skip_update", where);
   state.weight.number = json_to_double(values.at("weight"), where);
   state.accumulate_grad_batches = require_int(values, "accumulate_grad_batches", where);
   state.seconds_since_validation = json_to_double(values.at("seconds_since_validation"), where);
@@ -177,7 +180,12 @@ void restore_optimizers(Session& session, const CheckpointContents& contents) {
     const auto& entry = saved[i].as_object();
     const auto prefix = std::to_string(i);
     auto& config = session.optimizers[i];
-    config.optimizer->load_state_dict(unstore(require_object(entry, "values", kWhere), prefix, contents.optimizer));
+    const auto state = unstore(require_object(entry, "values", kWhere), prefix, contents.optimizer);
+    for (const auto& name : missing_hyperparameters(*config.optimizer, state)) {
+      session.log().warning("Trainer: the checkpoint is older than ", config.optimizer->name(), "'s option \"", name,
+                            "\"; its value from configure_optimizers is used.");
+    }
+    config.optimizer->load_state_dict(state);
     const auto& schedulers = require_array(entry, "schedulers", kWhere);
     for (std::size_t j = 0; j < schedulers.size(); ++j) {
       const auto key = "scheduler/" + prefix + "/" + std::to_string(j);

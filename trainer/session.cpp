@@ -33,6 +33,10 @@ std::filesystem::path newest_sibling_with(const std::filesystem::path& directory
 
 Session::Session(TrainerOptions given) : options(std::move(given)), log_(options.log_sink) {
   fulmen::validate(options);
+  if (options.fast_dev_run > 0) {  // One epoch of a few batches, then one validation.
+    options.val_check_interval = {};
+    options.check_val_every_n_epoch = 1;
+  }
   if (options.accelerator.object() != nullptr) {
     accelerator = options.accelerator.object();
   } else if (options.accelerator.name() == "cuda") {
@@ -79,14 +83,14 @@ void Session::log_value(std::string_view name, double value, const LogOptions& l
 void Session::save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope) {
   if (module == nullptr) fail<ConfigError>("Trainer", "save_checkpoint was called before any run.");
   if (state.phase == BatchPhase::kUpdating) {
-    fail<CheckpointError>("Trainer", "the run failed inside an update, so parameters may be changed in part and are not ",
-                          "saved. Resume from the checkpoint before.");
+    fail<CheckpointError>("Trainer", "the run failed inside a batch or its update, so this is no state to go on from. ",
+                          "Resume from the checkpoint before; ModelCheckpoint's save_on_exception keeps what is needed ",
+                          "to save the state before the batch.");
   }
   const auto hook_before = metrics.hook();
   const auto contents = capture(*this, scope);
   metrics.set_hook(hook_before);
   write_checkpoint(directory, contents);
-  for (const auto& logger : loggers_) logger->after_save_checkpoint(directory);
 }
 
 void Session::set_accumulate_grad_batches(std::int64_t micro_batches) {
@@ -213,7 +217,11 @@ std::shared_ptr<BatchSource> Session::train_source() {
 void Session::prepare_source(BatchSource& source) const { source.set_default_seed(loader_seed_); }
 
 std::filesystem::path Session::find_checkpoint(const std::string& text) const {
-  if (text != "last" && text != "best") return text;
+  if (text != "last" && text != "best") {
+    const std::filesystem::path path = text;
+    if (!std::filesystem::is_regular_file(path) || path.extension() == ".safetensors") return path;
+    return read_pointer(path.parent_path(), path.filename().string()).value_or(path);
+  }
   std::string looked;
   for (const auto& callback : callbacks_) {
     const auto* checkpoint = dynamic_cast<const ModelCheckpoint*>(callback.get());

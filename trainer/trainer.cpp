@@ -28,6 +28,7 @@ void Trainer::request_stop(std::string reason) { session_->request_stop(std::mov
 
 void Trainer::save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope) {
   session_->save_checkpoint(directory, scope);
+  for (const auto& logger : session_->loggers_) logger->after_save_checkpoint(directory);
 }
 
 std::map<std::string, double> Trainer::callback_metrics() const { return session_->callback_metrics(); }

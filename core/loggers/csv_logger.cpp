@@ -29,11 +29,19 @@ constexpr std::string_view kWhere = "CSVLogger";
 constexpr std::string_view kVersionPrefix = "version_";
 
 [[noreturn]] void fail_with_reason(const char* action, const path& file, std::error_code reason) {
-  fail<Error>(kWhere, "cannot ", action, " '", file.string(), "': ", reason.message(),
+  fail<Error>(kWhere,
+              "cannot ",
+              action,
+              " '",
+              file.string(),
+              "': ",
+              reason.message(),
               ". Free space or fix the permissions, or choose another save_dir.");
 }
 
-std::error_code last_error() { return {errno, std::generic_category()}; }
+std::error_code last_error() {
+  return {errno, std::generic_category()};
+}
 
 class Descriptor {
  public:
@@ -97,13 +105,15 @@ std::string read_file(const path& file) {
 std::int64_t next_version(const path& root) {
   std::int64_t next = 0;
   std::error_code error;
-  for (std::filesystem::directory_iterator entry(root, error), end; !error && entry != end; entry.increment(error)) {
+  for (std::filesystem::directory_iterator entry(root, error), end; !error && entry != end;
+       entry.increment(error)) {
     const std::string name = entry->path().filename().string();
     std::int64_t number = 0;
     if (!name.starts_with(kVersionPrefix)) continue;
     const auto [stop, problem] =
         std::from_chars(name.data() + kVersionPrefix.size(), name.data() + name.size(), number);
-    if (problem == std::errc() && stop == name.data() + name.size()) next = std::max(next, number + 1);
+    if (problem == std::errc() && stop == name.data() + name.size())
+      next = std::max(next, number + 1);
   }
   return next;
 }
@@ -130,12 +140,15 @@ void append_number(double value, std::string& out) {
 }
 
 /// Rows of a file with the columns `old_names`, in the order of `names`.
-void append_old_rows(const std::string& file, const std::vector<std::string>& old_names,
-                     const std::vector<std::string>& names, std::string& out) {
+void append_old_rows(const std::string& file,
+                     const std::vector<std::string>& old_names,
+                     const std::vector<std::string>& names,
+                     std::string& out) {
   std::vector<std::size_t> source;
   for (const auto& name : names) {
     const auto at = std::ranges::find(old_names, name);
-    source.push_back(static_cast<std::size_t>(at - old_names.begin()) + 1);  // Past the end: a new column.
+    source.push_back(static_cast<std::size_t>(at - old_names.begin()) +
+                     1);  // Past the end: a new column.
   }
   const auto records = split_csv_records(file);
   for (std::size_t i = 1; i < records.size(); ++i) {
@@ -157,11 +170,14 @@ bool is_plain_folder(const std::string& name) {
 
 std::shared_ptr<CSVLogger> CSVLogger::make(CSVLoggerOptions options) {
   if (!is_plain_folder(options.name)) {
-    fail<ConfigError>(kWhere, "name must be the name of one folder, got '", options.name,
+    fail<ConfigError>(kWhere,
+                      "name must be the name of one folder, got '",
+                      options.name,
                       "'. Put the rest into save_dir.");
   }
   if (options.version && (options.version->empty() || !is_plain_folder(*options.version))) {
-    fail<ConfigError>(kWhere, "version must be the name of one folder, got '", *options.version, "'.");
+    fail<ConfigError>(
+        kWhere, "version must be the name of one folder, got '", *options.version, "'.");
   }
   if (options.flush_every_n < 1) {
     fail<ConfigError>(kWhere, "flush_every_n must be at least 1, got ", options.flush_every_n, ".");
@@ -186,7 +202,9 @@ path CSVLogger::log_dir() const {
   return log_dir_ = root / *options_.version;
 }
 
-std::string CSVLogger::version() const { return log_dir().filename().string(); }
+std::string CSVLogger::version() const {
+  return log_dir().filename().string();
+}
 
 void CSVLogger::log_metrics(const std::map<std::string, double>& metrics, std::int64_t step) {
   if (metrics.empty()) return;
@@ -210,7 +228,9 @@ void CSVLogger::log_hyperparameters(const boost::json::object& hyperparameters) 
   replace_file(log_dir() / "hparams.json", text + "\n}\n");
 }
 
-void CSVLogger::after_save_checkpoint(const path&) { save(); }
+void CSVLogger::after_save_checkpoint(const path&) {
+  save();
+}
 
 void CSVLogger::save() {
   if (rows_.empty()) return;
@@ -230,21 +250,29 @@ void CSVLogger::open() {
   const auto status = std::filesystem::status(file, error);
   if (std::filesystem::exists(status)) {
     if (!std::filesystem::is_regular_file(status)) {
-      fail<Error>(kWhere, "'", file.string(), "' is not a regular file. Move it away, or choose another version.");
+      fail<Error>(kWhere,
+                  "'",
+                  file.string(),
+                  "' is not a regular file. Move it away, or choose another version.");
     }
     const std::string text = read_file(file);
     const auto records = split_csv_records(text);
     if (!records.empty()) {
       auto names = split_csv_record(records.front());
       if (names.front() != "step") {
-        fail<Error>(kWhere, "'", file.string(), "' does not start with a 'step' column, so CSVLogger did not write it. "
+        fail<Error>(kWhere,
+                    "'",
+                    file.string(),
+                    "' does not start with a 'step' column, so CSVLogger did not write it. "
                     "Move it away, or choose another version.");
       }
       header_.assign(names.begin() + 1, names.end());
       for (const auto& name : header_) columns_.emplace(name, columns_.size());
     }
-    const std::size_t whole = records.empty() ? 0 : static_cast<std::size_t>(
-        records.back().data() + records.back().size() + 1 - text.data());
+    const std::size_t whole =
+        records.empty() ? 0
+                        : static_cast<std::size_t>(records.back().data() + records.back().size() +
+                                                   1 - text.data());
     if (whole < text.size() && ::truncate(file.c_str(), static_cast<off_t>(whole)) != 0) {
       fail_with_reason("cut", file, last_error());
     }
@@ -279,7 +307,8 @@ void CSVLogger::widen() {
   const path file = metrics_path();
   std::vector<std::string> names;
   for (const auto& [name, column] : columns_) names.push_back(name);
-  std::stable_partition(names.begin(), names.end(), [](const auto& name) { return name == "epoch"; });
+  std::stable_partition(
+      names.begin(), names.end(), [](const auto& name) { return name == "epoch"; });
 
   std::string text = "step";
   for (const auto& name : names) {

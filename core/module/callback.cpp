@@ -14,7 +14,8 @@ std::string Callback::state_key() const {
       abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, &status), std::free);
   std::string key = status == 0 ? demangled.get() : typeid(*this).name();
   constexpr std::string_view kOwnNamespace = "fulmen::";
-  for (auto at = key.find(kOwnNamespace); at != std::string::npos; at = key.find(kOwnNamespace, at)) {
+  for (auto at = key.find(kOwnNamespace); at != std::string::npos;
+       at = key.find(kOwnNamespace, at)) {
     key.erase(at, kOwnNamespace.size());
   }
   return key;

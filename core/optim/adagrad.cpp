@@ -45,22 +45,30 @@ std::shared_ptr<Adagrad> Adagrad::make(Parameters parameters, AdagradOptions opt
 std::shared_ptr<Adagrad> Adagrad::make(std::vector<AdagradGroup> groups, AdagradOptions options) {
   std::vector<GroupInit> merged;
   for (auto& g : groups) {
-    merged.push_back({.parameters = std::move(g.parameters),
-                      .values = values_of({.lr = g.lr.value_or(options.lr),
-                                           .lr_decay = g.lr_decay.value_or(options.lr_decay),
-                                           .weight_decay = g.weight_decay.value_or(options.weight_decay),
-                                           .initial_accumulator_value = g.initial_accumulator_value.value_or(
-                                               options.initial_accumulator_value),
-                                           .eps = g.eps.value_or(options.eps),
-                                           .maximize = g.maximize.value_or(options.maximize)})});
+    merged.push_back(
+        {.parameters = std::move(g.parameters),
+         .values = values_of({.lr = g.lr.value_or(options.lr),
+                              .lr_decay = g.lr_decay.value_or(options.lr_decay),
+                              .weight_decay = g.weight_decay.value_or(options.weight_decay),
+                              .initial_accumulator_value = g.initial_accumulator_value.value_or(
+                                  options.initial_accumulator_value),
+                              .eps = g.eps.value_or(options.eps),
+                              .maximize = g.maximize.value_or(options.maximize)})});
   }
   return std::shared_ptr<Adagrad>(new Adagrad(std::move(merged)));
 }
 
 void Adagrad::update(const Values& v, Batch& batch) {
   detail::count_step(batch.state[kStep]);
-  at::_fused_adagrad_(batch.parameters, batch.gradients, batch.state[kSum], batch.state[kStep], v[kLr],
-                      v[kLrDecay], v[kWeightDecay], v[kEps], v[kMaximize] != 0);
+  at::_fused_adagrad_(batch.parameters,
+                      batch.gradients,
+                      batch.state[kSum],
+                      batch.state[kStep],
+                      v[kLr],
+                      v[kLrDecay],
+                      v[kWeightDecay],
+                      v[kEps],
+                      v[kMaximize] != 0);
 }
 
 }  // namespace fulmen

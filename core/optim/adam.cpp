@@ -17,8 +17,12 @@ using detail::StateSpec;
 
 enum { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kAmsgrad, kMaximize };
 constexpr HyperparameterSpec kHyperparameters[] = {
-    {.name = "lr"},           {.name = "beta1", .high = 1},         {.name = "beta2", .high = 1},
-    {.name = "eps"},          {.name = "weight_decay"},             {.name = "amsgrad", .flag = true},
+    {.name = "lr"},
+    {.name = "beta1", .high = 1},
+    {.name = "beta2", .high = 1},
+    {.name = "eps"},
+    {.name = "weight_decay"},
+    {.name = "amsgrad", .flag = true},
     {.name = "maximize", .flag = true},
 };
 
@@ -58,8 +62,18 @@ std::vector<OptimizerBase::GroupInit> merge(std::vector<Group>&& groups, const O
 template <class Kernel, class Batch>
 void run(Kernel kernel, const OptimizerBase::Values& v, Batch& b) {
   detail::count_step(b.state[kStep]);
-  kernel(b.parameters, b.gradients, b.state[kExpAvg], b.state[kExpAvgSq], b.state[kMaxExpAvgSq],
-         b.state[kStep], v[kLr], v[kBeta1], v[kBeta2], v[kWeightDecay], v[kEps], v[kAmsgrad] != 0,
+  kernel(b.parameters,
+         b.gradients,
+         b.state[kExpAvg],
+         b.state[kExpAvgSq],
+         b.state[kMaxExpAvgSq],
+         b.state[kStep],
+         v[kLr],
+         v[kBeta1],
+         v[kBeta2],
+         v[kWeightDecay],
+         v[kEps],
+         v[kAmsgrad] != 0,
          v[kMaximize] != 0);
 }
 

@@ -19,11 +19,14 @@ using Lists = std::map<std::pair<std::string, at::ScalarType>, std::vector<at::T
 // The foreach operations are fast only on lists of one device and dtype.
 Lists by_device_and_dtype(std::span<const at::Tensor> tensors) {
   Lists lists;
-  for (const auto& tensor : tensors) lists[{tensor.device().str(), tensor.scalar_type()}].push_back(tensor);
+  for (const auto& tensor : tensors)
+    lists[{tensor.device().str(), tensor.scalar_type()}].push_back(tensor);
   return lists;
 }
 
-bool is_narrow(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+bool is_narrow(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16;
+}
 
 // As an absolute value or an infinity norm, the maximum of a list must keep NaN: max does.
 at::Tensor combine(const std::vector<at::Tensor>& norms, double norm_type) {
@@ -45,7 +48,8 @@ std::vector<at::Tensor> gradients_of(std::span<const at::Tensor> parameters) {
 
 at::Tensor grad_norm(std::span<const at::Tensor> gradients, double norm_type) {
   if (!(norm_type > 0)) {
-    fail<ConfigError>("grad_norm", "norm_type must be above 0 (infinity is allowed), got ", norm_type, ".");
+    fail<ConfigError>(
+        "grad_norm", "norm_type must be above 0 (infinity is allowed), got ", norm_type, ".");
   }
   if (gradients.empty()) return at::zeros({}, at::kFloat);
   const at::NoGradGuard no_grad;
@@ -57,7 +61,8 @@ at::Tensor grad_norm(std::span<const at::Tensor> gradients, double norm_type) {
   std::vector<at::Tensor> norms;
   for (const auto& [key, list] : by_device_and_dtype(gradients)) {
     const auto wide = is_narrow(key.second) ? std::optional(at::kFloat) : std::nullopt;
-    for (const auto& norm : at::_foreach_norm(list, norm_type, wide)) norms.push_back(norm.to(device, dtype));
+    for (const auto& norm : at::_foreach_norm(list, norm_type, wide))
+      norms.push_back(norm.to(device, dtype));
   }
   return combine(norms, norm_type);
 }
@@ -74,7 +79,9 @@ void scale_to_norm(std::span<const at::Tensor> gradients, double max_norm, const
   }
 }
 
-at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm, double norm_type) {
+at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters,
+                          double max_norm,
+                          double norm_type) {
   const auto gradients = gradients_of(parameters);
   auto norm = grad_norm(gradients, norm_type);
   scale_to_norm(gradients, max_norm, norm);

@@ -11,12 +11,18 @@ namespace {
 
 using Schedulers = std::vector<std::shared_ptr<SteppedLR>>;
 
-void check_schedulers(const Schedulers& schedulers, const Optimizer& optimizer, std::string_view where) {
+void check_schedulers(const Schedulers& schedulers,
+                      const Optimizer& optimizer,
+                      std::string_view where) {
   if (schedulers.empty()) fail<ConfigError>(where, "schedulers is empty. Give at least one.");
   for (std::size_t i = 0; i < schedulers.size(); ++i) {
     if (schedulers[i] == nullptr) fail<ConfigError>(where, "scheduler ", i, " is null.");
     if (schedulers[i]->optimizer().get() != &optimizer) {
-      fail<ConfigError>(where, "scheduler ", i, " (", schedulers[i]->name(),
+      fail<ConfigError>(where,
+                        "scheduler ",
+                        i,
+                        " (",
+                        schedulers[i]->name(),
                         ") belongs to another optimizer. All must have the same.");
     }
   }
@@ -28,16 +34,22 @@ void save_schedulers(const Schedulers& schedulers, StateDict& state) {
   state.values["schedulers"] = std::move(saved);
 }
 
-std::vector<StateDict> read_schedulers(const Schedulers& schedulers, const StateDict& state,
+std::vector<StateDict> read_schedulers(const Schedulers& schedulers,
+                                       const StateDict& state,
                                        std::string_view where) {
   const auto& saved = require_array(state.values, "schedulers", where);
   if (saved.size() != schedulers.size()) {
-    fail<CheckpointError>(where, "the state has ", saved.size(), " schedulers, this one has ",
-                          schedulers.size(), ".");
+    fail<CheckpointError>(where,
+                          "the state has ",
+                          saved.size(),
+                          " schedulers, this one has ",
+                          schedulers.size(),
+                          ".");
   }
   std::vector<StateDict> states;
   for (const auto& value : saved) {
-    if (!value.is_object()) fail<CheckpointError>(where, "an entry of schedulers is not an object.");
+    if (!value.is_object())
+      fail<CheckpointError>(where, "an entry of schedulers is not an object.");
     states.push_back({.values = value.get_object(), .tensors = {}});
   }
   return states;
@@ -60,12 +72,20 @@ SequentialLR::SequentialLR(std::shared_ptr<Optimizer> given, SequentialLROptions
   const auto& [schedulers, milestones] = options_;
   check_schedulers(schedulers, *optimizer(), name());
   if (milestones.size() + 1 != schedulers.size()) {
-    fail<ConfigError>(name(), "there are ", milestones.size(), " milestones for ", schedulers.size(),
+    fail<ConfigError>(name(),
+                      "there are ",
+                      milestones.size(),
+                      " milestones for ",
+                      schedulers.size(),
                       " schedulers. One fewer than schedulers is needed.");
   }
   for (std::size_t i = 0; i < milestones.size(); ++i) {
     if (milestones[i] >= 1 && (i == 0 || milestones[i] > milestones[i - 1])) continue;
-    fail<ConfigError>(name(), "milestone ", i, " is ", milestones[i],
+    fail<ConfigError>(name(),
+                      "milestone ",
+                      i,
+                      " is ",
+                      milestones[i],
                       ". Milestones must be at least 1 and rise.");
   }
 }
@@ -118,7 +138,8 @@ void SequentialLR::load_state_dict(const StateDict& state) {
   SteppedLR::load_state_dict(state);
 }
 
-ChainedScheduler::ChainedScheduler(std::shared_ptr<Optimizer> given, ChainedSchedulerOptions options)
+ChainedScheduler::ChainedScheduler(std::shared_ptr<Optimizer> given,
+                                   ChainedSchedulerOptions options)
     : SteppedLR("ChainedScheduler", std::move(given)), options_(std::move(options)) {
   check_schedulers(options_.schedulers, *optimizer(), name());
 }
@@ -126,7 +147,8 @@ ChainedScheduler::ChainedScheduler(std::shared_ptr<Optimizer> given, ChainedSche
 std::shared_ptr<ChainedScheduler> ChainedScheduler::make(std::shared_ptr<Optimizer> optimizer,
                                                          ChainedSchedulerOptions options) {
   // Its schedulers have put their step 0 in place already, each on top of the others.
-  return std::shared_ptr<ChainedScheduler>(new ChainedScheduler(std::move(optimizer), std::move(options)));
+  return std::shared_ptr<ChainedScheduler>(
+      new ChainedScheduler(std::move(optimizer), std::move(options)));
 }
 
 void ChainedScheduler::restart() {

@@ -20,7 +20,8 @@ constexpr const char* kName = "GradScaler";
 std::vector<at::Tensor> all_gradients(const Optimizer& optimizer) {
   std::vector<at::Tensor> parameters;
   for (std::size_t group = 0; group < optimizer.group_count(); ++group) {
-    for (const auto& parameter : optimizer.parameters(group)) parameters.push_back(parameter.tensor);
+    for (const auto& parameter : optimizer.parameters(group))
+      parameters.push_back(parameter.tensor);
   }
   return gradients_of(parameters);
 }
@@ -32,10 +33,19 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
     if (!good) fail<ConfigError>(kName, option, " must be ", allowed, ", got ", value, ".");
   };
   const auto& o = options_;
-  need(o.init_scale > 0 && std::isfinite(o.init_scale), "init_scale", "above 0 and finite", o.init_scale);
+  need(o.init_scale > 0 && std::isfinite(o.init_scale),
+       "init_scale",
+       "above 0 and finite",
+       o.init_scale);
   need(o.growth_factor > 1, "growth_factor", "above 1", o.growth_factor);
-  need(o.backoff_factor > 0 && o.backoff_factor < 1, "backoff_factor", "in (0, 1)", o.backoff_factor);
-  need(o.growth_interval >= 1, "growth_interval", "at least 1", static_cast<double>(o.growth_interval));
+  need(o.backoff_factor > 0 && o.backoff_factor < 1,
+       "backoff_factor",
+       "in (0, 1)",
+       o.backoff_factor);
+  need(o.growth_interval >= 1,
+       "growth_interval",
+       "at least 1",
+       static_cast<double>(o.growth_interval));
   scale_ = at::full({}, o.init_scale, at::kFloat);
   growth_tracker_ = at::zeros({}, at::kInt);
 }
@@ -63,14 +73,16 @@ at::Tensor GradScaler::unscale_gradients(std::span<const at::Tensor> gradients) 
   std::map<std::pair<std::string, at::ScalarType>, std::vector<at::Tensor>> lists;
   for (const auto& gradient : gradients) {
     if (gradient.scalar_type() == at::kHalf) {
-      fail<ConfigError>(kName, "a gradient is float16, and dividing it would lose what the scale saved. ",
+      fail<ConfigError>(kName,
+                        "a gradient is float16, and dividing it would lose what the scale saved. ",
                         "Keep the parameters in float32 (precision 16-mixed).");
     }
     lists[{gradient.device().str(), gradient.scalar_type()}].push_back(gradient);
   }
   for (const auto& [key, list] : lists) {
     const auto device = list.front().device();
-    auto found_there = device == found.device() ? found : at::zeros({}, found.options().device(device));
+    auto found_there =
+        device == found.device() ? found : at::zeros({}, found.options().device(device));
     at::_amp_foreach_non_finite_check_and_unscale_(list, found_there, inverse.to(device));
     if (device != found.device()) found.copy_(at::maximum(found, found_there.to(found.device())));
   }
@@ -80,9 +92,12 @@ at::Tensor GradScaler::unscale_gradients(std::span<const at::Tensor> gradients) 
 void GradScaler::unscale(const Optimizer& optimizer) {
   if (!options_.enabled) return;
   if (found_.contains(&optimizer)) {
-    fail<ConfigError>(kName, "the gradients of this ", optimizer.name(),
-                      " were unscaled already in this window. Call update() after a step, or new_window() ",
-                      "if the step is left out.");
+    fail<ConfigError>(
+        kName,
+        "the gradients of this ",
+        optimizer.name(),
+        " were unscaled already in this window. Call update() after a step, or new_window() ",
+        "if the step is left out.");
   }
   const at::NoGradGuard no_grad;
   const auto gradients = all_gradients(optimizer);
@@ -108,14 +123,21 @@ void GradScaler::update() {
   if (!found_.empty()) {
     const at::NoGradGuard no_grad;
     auto found = at::zeros({}, scale_.options());
-    for (const auto& [optimizer, value] : found_) found = at::maximum(found, value.to(scale_.device()));
-    at::_amp_update_scale_(scale_, growth_tracker_, found, options_.growth_factor, options_.backoff_factor,
+    for (const auto& [optimizer, value] : found_)
+      found = at::maximum(found, value.to(scale_.device()));
+    at::_amp_update_scale_(scale_,
+                           growth_tracker_,
+                           found,
+                           options_.growth_factor,
+                           options_.backoff_factor,
                            options_.growth_interval);
   }
   new_window();
 }
 
-void GradScaler::new_window() { found_.clear(); }
+void GradScaler::new_window() {
+  found_.clear();
+}
 
 double GradScaler::current_scale() const {
   return options_.enabled ? static_cast<double>(scale_.item<float>()) : 1.0;
@@ -134,7 +156,8 @@ void GradScaler::load_state_dict(const StateDict& state) {
   if (!(scale > 0) || !std::isfinite(scale)) {
     fail<CheckpointError>(kName, "scale must be above 0 and finite, got ", scale, ".");
   }
-  if (tracker < 0) fail<CheckpointError>(kName, "growth_tracker must be at least 0, got ", tracker, ".");
+  if (tracker < 0)
+    fail<CheckpointError>(kName, "growth_tracker must be at least 0, got ", tracker, ".");
   scale_.fill_(scale);
   growth_tracker_.fill_(tracker);
   new_window();

@@ -22,7 +22,9 @@ std::set<std::string> keys_of_group(const Optimizer& optimizer, std::size_t grou
   return keys;
 }
 
-void check_parameter_names(const Optimizer& optimizer, const json::object& saved, std::size_t group,
+void check_parameter_names(const Optimizer& optimizer,
+                           const json::object& saved,
+                           std::size_t group,
                            std::vector<std::string>& problems) {
   const auto* names = saved.if_contains("parameters");
   if (names == nullptr || !names->is_array()) {
@@ -31,10 +33,11 @@ void check_parameter_names(const Optimizer& optimizer, const json::object& saved
   }
   auto expected = keys_of_group(optimizer, group);
   for (const auto& name : names->get_array()) {
-    const std::string text = name.is_string() ? std::string(name.get_string()) : json::serialize(name);
+    const std::string text =
+        name.is_string() ? std::string(name.get_string()) : json::serialize(name);
     if (expected.erase(text) == 0) {
-      problems.push_back(sentence("group ", group, " of the file has parameter ", text,
-                                  ", which this group has not"));
+      problems.push_back(sentence(
+          "group ", group, " of the file has parameter ", text, ", which this group has not"));
     }
   }
   for (const auto& name : expected) {
@@ -42,7 +45,9 @@ void check_parameter_names(const Optimizer& optimizer, const json::object& saved
   }
 }
 
-void check_hyperparameters(const Optimizer& optimizer, const json::object& saved, std::size_t group,
+void check_hyperparameters(const Optimizer& optimizer,
+                           const json::object& saved,
+                           std::size_t group,
                            std::vector<std::string>& problems) {
   const auto* values = saved.if_contains("hyperparameters");
   if (values == nullptr || !values->is_object()) {
@@ -53,7 +58,8 @@ void check_hyperparameters(const Optimizer& optimizer, const json::object& saved
   for (const auto& [key, value] : values->get_object()) {
     const std::string name(key);
     if (std::find(known.begin(), known.end(), name) == known.end()) {
-      problems.push_back(sentence("group ", group, " of the file has the unknown hyperparameter ", name));
+      problems.push_back(
+          sentence("group ", group, " of the file has the unknown hyperparameter ", name));
       continue;
     }
     try {
@@ -99,18 +105,22 @@ json::object groups_to_json(const Optimizer& optimizer) {
     for (const auto& name : optimizer.hyperparameter_names(group)) {
       values[name] = double_to_json(optimizer.hyperparameter(group, name));
     }
-    groups.push_back(json::object{{"parameters", std::move(names)}, {"hyperparameters", std::move(values)}});
+    groups.push_back(
+        json::object{{"parameters", std::move(names)}, {"hyperparameters", std::move(values)}});
   }
   return {{"optimizer", json::string(optimizer.name())}, {"groups", std::move(groups)}};
 }
 
-void check_groups(const Optimizer& optimizer, const json::object& values,
+void check_groups(const Optimizer& optimizer,
+                  const json::object& values,
                   std::vector<std::string>& problems) {
   const auto* name = values.if_contains("optimizer");
   if (name == nullptr || !name->is_string()) {
     problems.push_back("the file does not name its optimizer");
   } else if (std::string_view(name->get_string()) != optimizer.name()) {
-    problems.push_back(sentence("the file holds the state of ", std::string(name->get_string()), ", not of ",
+    problems.push_back(sentence("the file holds the state of ",
+                                std::string(name->get_string()),
+                                ", not of ",
                                 optimizer.name()));
   }
   const auto* groups = values.if_contains("groups");
@@ -120,7 +130,9 @@ void check_groups(const Optimizer& optimizer, const json::object& values,
   }
   const auto& saved = groups->get_array();
   if (saved.size() != optimizer.group_count()) {
-    problems.push_back(sentence("the file has ", saved.size(), " parameter groups, the optimizer has ",
+    problems.push_back(sentence("the file has ",
+                                saved.size(),
+                                " parameter groups, the optimizer has ",
                                 optimizer.group_count()));
     return;
   }
@@ -153,14 +165,16 @@ void fail_if_any(std::string_view where, const std::vector<std::string>& problem
 
 }  // namespace detail
 
-std::vector<std::string> missing_hyperparameters(const Optimizer& optimizer, const StateDict& state) {
+std::vector<std::string> missing_hyperparameters(const Optimizer& optimizer,
+                                                 const StateDict& state) {
   std::vector<std::string> problems;
   detail::check_groups(optimizer, state.values, problems);
   if (!problems.empty()) return {};
   std::vector<std::string> missing;
   for (std::size_t group = 0; group < optimizer.group_count(); ++group) {
     std::set<std::string> saved;
-    for (const auto& [name, value] : detail::saved_hyperparameters(state.values, group)) saved.insert(name);
+    for (const auto& [name, value] : detail::saved_hyperparameters(state.values, group))
+      saved.insert(name);
     for (const auto& name : optimizer.hyperparameter_names(group)) {
       if (!saved.contains(name)) missing.push_back(detail::sentence(name, " of group ", group));
     }

@@ -14,7 +14,8 @@
 
 namespace fulmen::detail {
 
-// The name under which a parameter's state is stored: its own, or "#<group>.<index>" while it has none.
+// The name under which a parameter's state is stored: its own, or "#<group>.<index>" while it has
+// none.
 std::string parameter_key(const NamedParameter& parameter, std::size_t group, std::size_t index);
 
 struct Place {
@@ -29,7 +30,8 @@ std::pair<std::string_view, std::string_view> split_tensor_name(std::string_view
 // {"optimizer": name, "groups": [{"parameters": [...], "hyperparameters": {...}}]}
 boost::json::object groups_to_json(const Optimizer& optimizer);
 // Adds to `problems` what does not fit; values of any shape may come in.
-void check_groups(const Optimizer& optimizer, const boost::json::object& values,
+void check_groups(const Optimizer& optimizer,
+                  const boost::json::object& values,
                   std::vector<std::string>& problems);
 // The hyperparameters of a group in values that check_groups approved.
 std::vector<std::pair<std::string, double>> saved_hyperparameters(const boost::json::object& values,

@@ -10,7 +10,11 @@
 namespace fulmen {
 namespace {
 
-void check(bool good, std::string_view where, std::string_view option, std::string_view allowed, double value) {
+void check(bool good,
+           std::string_view where,
+           std::string_view option,
+           std::string_view allowed,
+           double value) {
   if (!good) fail<ConfigError>(where, option, " must be ", allowed, ", got ", value, ".");
 }
 
@@ -22,7 +26,8 @@ void check_gamma(double gamma, std::string_view where) {
   check(gamma > 0 && std::isfinite(gamma), where, "gamma", "above 0 and finite", gamma);
 }
 
-std::vector<LRFunction> functions_of(LambdaLROptions&& options, const Optimizer& optimizer,
+std::vector<LRFunction> functions_of(LambdaLROptions&& options,
+                                     const Optimizer& optimizer,
                                      std::string_view where) {
   auto functions = std::move(options.lr_lambdas);
   if (options.lr_lambda) {
@@ -30,8 +35,12 @@ std::vector<LRFunction> functions_of(LambdaLROptions&& options, const Optimizer&
     functions.assign(optimizer.group_count(), options.lr_lambda);
   }
   if (functions.size() != optimizer.group_count()) {
-    fail<ConfigError>(where, "there are ", functions.size(), " functions in lr_lambdas for ",
-                      optimizer.group_count(), " groups. Give one for each, or lr_lambda for all.");
+    fail<ConfigError>(where,
+                      "there are ",
+                      functions.size(),
+                      " functions in lr_lambdas for ",
+                      optimizer.group_count(),
+                      " groups. Give one for each, or lr_lambda for all.");
   }
   for (const auto& function : functions) {
     if (!function) fail<ConfigError>(where, "a function in lr_lambdas is empty.");
@@ -74,7 +83,8 @@ std::shared_ptr<MultiStepLR> MultiStepLR::make(std::shared_ptr<Optimizer> optimi
 }
 
 double MultiStepLR::next_lr(std::size_t, double lr) const {
-  const auto hits = std::count(options_.milestones.begin(), options_.milestones.end(), step_count());
+  const auto hits =
+      std::count(options_.milestones.begin(), options_.milestones.end(), step_count());
   return hits == 0 ? lr : lr * std::pow(options_.gamma, static_cast<double>(hits));
 }
 
@@ -98,7 +108,8 @@ ConstantLR::ConstantLR(std::shared_ptr<Optimizer> optimizer, ConstantLROptions o
   check_count(options.total_iters, name(), "total_iters");
 }
 
-std::shared_ptr<ConstantLR> ConstantLR::make(std::shared_ptr<Optimizer> optimizer, ConstantLROptions options) {
+std::shared_ptr<ConstantLR> ConstantLR::make(std::shared_ptr<Optimizer> optimizer,
+                                             ConstantLROptions options) {
   return started(new ConstantLR(std::move(optimizer), options));
 }
 
@@ -110,12 +121,17 @@ double ConstantLR::next_lr(std::size_t, double lr) const {
 LinearLR::LinearLR(std::shared_ptr<Optimizer> optimizer, LinearLROptions options)
     : SteppedLR("LinearLR", std::move(optimizer)), options_(options) {
   const auto& o = options;
-  check(o.start_factor > 0 && o.start_factor <= 1, name(), "start_factor", "in (0, 1]", o.start_factor);
+  check(o.start_factor > 0 && o.start_factor <= 1,
+        name(),
+        "start_factor",
+        "in (0, 1]",
+        o.start_factor);
   check(o.end_factor >= 0 && o.end_factor <= 1, name(), "end_factor", "in [0, 1]", o.end_factor);
   check_count(o.total_iters, name(), "total_iters");
 }
 
-std::shared_ptr<LinearLR> LinearLR::make(std::shared_ptr<Optimizer> optimizer, LinearLROptions options) {
+std::shared_ptr<LinearLR> LinearLR::make(std::shared_ptr<Optimizer> optimizer,
+                                         LinearLROptions options) {
   return started(new LinearLR(std::move(optimizer), options));
 }
 
@@ -145,10 +161,14 @@ double PolynomialLR::next_lr(std::size_t, double lr) const {
   return lr * std::pow((1.0 - now / total) / (1.0 - (now - 1) / total), options_.power);
 }
 
-CosineAnnealingLR::CosineAnnealingLR(std::shared_ptr<Optimizer> optimizer, CosineAnnealingLROptions options)
+CosineAnnealingLR::CosineAnnealingLR(std::shared_ptr<Optimizer> optimizer,
+                                     CosineAnnealingLROptions options)
     : SteppedLR("CosineAnnealingLR", std::move(optimizer)), options_(options) {
   check_count(options.t_max, name(), "t_max");
-  check(options.eta_min >= 0 && std::isfinite(options.eta_min), name(), "eta_min", "at least 0 and finite",
+  check(options.eta_min >= 0 && std::isfinite(options.eta_min),
+        name(),
+        "eta_min",
+        "at least 0 and finite",
         options.eta_min);
 }
 
@@ -171,9 +191,11 @@ double CosineAnnealingLR::next_lr(std::size_t group, double lr) const {
 }
 
 LambdaLR::LambdaLR(std::shared_ptr<Optimizer> given, LambdaLROptions options)
-    : SteppedLR("LambdaLR", std::move(given)), functions_(functions_of(std::move(options), *optimizer(), name())) {}
+    : SteppedLR("LambdaLR", std::move(given)),
+      functions_(functions_of(std::move(options), *optimizer(), name())) {}
 
-std::shared_ptr<LambdaLR> LambdaLR::make(std::shared_ptr<Optimizer> optimizer, LambdaLROptions options) {
+std::shared_ptr<LambdaLR> LambdaLR::make(std::shared_ptr<Optimizer> optimizer,
+                                         LambdaLROptions options) {
   return started(new LambdaLR(std::move(optimizer), std::move(options)));
 }
 

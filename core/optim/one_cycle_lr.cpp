@@ -16,7 +16,9 @@ void check(const OneCycleLROptions& o) {
     if (!good) fail<ConfigError>("OneCycleLR", option, " must be ", allowed, ", got ", value, ".");
   };
   need(o.max_lr > 0 && std::isfinite(o.max_lr), "max_lr", "above 0 and finite", o.max_lr);
-  need(o.total_steps >= 1, "total_steps (or epochs * steps_per_epoch)", "at least 1",
+  need(o.total_steps >= 1,
+       "total_steps (or epochs * steps_per_epoch)",
+       "at least 1",
        static_cast<double>(o.total_steps));
   need(o.pct_start >= 0 && o.pct_start <= 1, "pct_start", "in [0, 1]", o.pct_start);
   need(o.div_factor > 0, "div_factor", "above 0", o.div_factor);
@@ -28,7 +30,8 @@ std::string momentum_name(const Optimizer& optimizer) {
   for (const char* name : {"momentum", "beta1"}) {
     if (std::find(names.begin(), names.end(), name) != names.end()) return name;
   }
-  fail<ConfigError>("OneCycleLR", optimizer.name(),
+  fail<ConfigError>("OneCycleLR",
+                    optimizer.name(),
                     " has neither momentum nor beta1. Set cycle_momentum to false.");
 }
 
@@ -42,7 +45,8 @@ OneCycleLR::OneCycleLR(std::shared_ptr<Optimizer> given, OneCycleLROptions optio
   add_phases();
 }
 
-std::shared_ptr<OneCycleLR> OneCycleLR::make(std::shared_ptr<Optimizer> optimizer, OneCycleLROptions options) {
+std::shared_ptr<OneCycleLR> OneCycleLR::make(std::shared_ptr<Optimizer> optimizer,
+                                             OneCycleLROptions options) {
   std::shared_ptr<OneCycleLR> made(new OneCycleLR(std::move(optimizer), options));
   made->restart();
   return made;
@@ -70,7 +74,8 @@ const OneCycleLR::Phase& OneCycleLR::phase(double& progress) const {
   std::size_t i = 0;
   for (; i + 1 < phases_.size() && now > phases_[i].end_step; ++i) start = phases_[i].end_step;
   const double length = phases_[i].end_step - start;
-  // The step after the last one that is used would be past the end: PyTorch's linear rate is negative there.
+  // The step after the last one that is used would be past the end: PyTorch's linear rate is
+  // negative there.
   progress = length == 0 ? 1 : std::min((now - start) / length, 1.0);
   return phases_[i];
 }
@@ -99,7 +104,11 @@ void OneCycleLR::apply() {
 
 void OneCycleLR::step(std::optional<double> metric) {
   if (step_count() >= options_.total_steps) {
-    fail<ConfigError>(name(), "step ", step_count() + 1, " is beyond total_steps = ", options_.total_steps,
+    fail<ConfigError>(name(),
+                      "step ",
+                      step_count() + 1,
+                      " is beyond total_steps = ",
+                      options_.total_steps,
                       ". Set total_steps to the steps of the whole run.");
   }
   SteppedLR::step(metric);
@@ -123,8 +132,10 @@ void OneCycleLR::check_state(const StateDict& state) const {
 void OneCycleLR::load_state_dict(const StateDict& state) {
   SteppedLR::load_state_dict(state);
   if (momentum_name_.empty()) return;
-  detail::set_rates(*optimizer(), momentum_name_,
-                    detail::read_rates(state.values, "momenta", optimizer()->group_count(), name()));
+  detail::set_rates(
+      *optimizer(),
+      momentum_name_,
+      detail::read_rates(state.values, "momenta", optimizer()->group_count(), name()));
 }
 
 }  // namespace fulmen

@@ -14,7 +14,8 @@
 namespace fulmen::detail {
 namespace {
 
-// Names that occur twice say nothing (parameters of two modules, each under its own names): positions stand for them.
+// Names that occur twice say nothing (parameters of two modules, each under its own names):
+// positions stand for them.
 template <class Groups>
 void drop_ambiguous_names(Groups& groups) {
   std::map<std::string, int> count;
@@ -30,7 +31,8 @@ void drop_ambiguous_names(Groups& groups) {
 
 // The fused kernels walk memory in order, so a gradient must be laid out as its parameter is.
 bool same_layout(const at::Tensor& gradient, const at::Tensor& parameter) {
-  return (gradient.is_contiguous() && parameter.is_contiguous()) || gradient.strides() == parameter.strides();
+  return (gradient.is_contiguous() && parameter.is_contiguous()) ||
+         gradient.strides() == parameter.strides();
 }
 
 // The kernels read the step count where the parameter is.
@@ -40,7 +42,8 @@ at::TensorOptions step_options(const at::Tensor& parameter) {
 
 }  // namespace
 
-OptimizerBase::OptimizerBase(const OptimizerKind& kind, std::vector<GroupInit> groups) : kind_(kind) {
+OptimizerBase::OptimizerBase(const OptimizerKind& kind, std::vector<GroupInit> groups)
+    : kind_(kind) {
   TORCH_INTERNAL_ASSERT(kind.hyperparameters.size() <= kMaxHyperparameters);
   TORCH_INTERNAL_ASSERT(kind.state.size() <= kMaxState);
   for (auto& init : groups) {
@@ -50,7 +53,8 @@ OptimizerBase::OptimizerBase(const OptimizerKind& kind, std::vector<GroupInit> g
     for (std::size_t i = 0; i < kind.hyperparameters.size(); ++i) check_value(i, group.values[i]);
     groups_.push_back(std::move(group));
   }
-  if (groups_.empty()) fail<ConfigError>(name(), "there are no parameter groups. Give at least one.");
+  if (groups_.empty())
+    fail<ConfigError>(name(), "there are no parameter groups. Give at least one.");
   drop_ambiguous_names(groups_);
   check_parameters();
 }
@@ -65,20 +69,36 @@ void OptimizerBase::check_parameters() {
       const auto key = parameter_key(group.parameters[i], g, i);
       if (!tensor.defined()) fail<ConfigError>(name(), "parameter ", key, " is undefined.");
       if (!tensor.is_leaf()) {
-        fail<ConfigError>(name(), "parameter ", key,
+        fail<ConfigError>(name(),
+                          "parameter ",
+                          key,
                           " is the result of an operation. Only leaf tensors can be optimized.");
       }
       if (!tensor.is_floating_point()) {
-        fail<ConfigError>(name(), "parameter ", key, " has dtype ", tensor.scalar_type(),
+        fail<ConfigError>(name(),
+                          "parameter ",
+                          key,
+                          " has dtype ",
+                          tensor.scalar_type(),
                           ". Real floating point is allowed; wrap torch::optim's optimizer in a "
                           "TorchOptimizer for others.");
       }
       if (!tensor.is_non_overlapping_and_dense()) {
-        fail<ConfigError>(name(), "parameter ", key, " has gaps or overlaps in memory (sizes ", tensor.sizes(),
-                          ", strides ", tensor.strides(), "). Make it contiguous.");
+        fail<ConfigError>(name(),
+                          "parameter ",
+                          key,
+                          " has gaps or overlaps in memory (sizes ",
+                          tensor.sizes(),
+                          ", strides ",
+                          tensor.strides(),
+                          "). Make it contiguous.");
       }
       if (const auto [at, fresh] = seen.emplace(tensor.unsafeGetTensorImpl(), key); !fresh) {
-        fail<ConfigError>(name(), "parameters ", at->second, " and ", key,
+        fail<ConfigError>(name(),
+                          "parameters ",
+                          at->second,
+                          " and ",
+                          key,
                           " are one tensor in two groups. Leave it out of one of them.");
       }
       if (!names.insert(key).second) {
@@ -124,9 +144,11 @@ void OptimizerBase::check_value(std::size_t index, double value) const {
   }
   if (value >= spec.low && value < spec.high) return;
   if (spec.high == kUnbounded) {
-    fail<ConfigError>(name(), spec.name, " must be at least ", spec.low, " and finite, got ", value, ".");
+    fail<ConfigError>(
+        name(), spec.name, " must be at least ", spec.low, " and finite, got ", value, ".");
   }
-  fail<ConfigError>(name(), spec.name, " must be in [", spec.low, ", ", spec.high, "), got ", value, ".");
+  fail<ConfigError>(
+      name(), spec.name, " must be in [", spec.low, ", ", spec.high, "), got ", value, ".");
 }
 
 void OptimizerBase::check_values(const Values&) const {}
@@ -169,7 +191,8 @@ void OptimizerBase::ensure_state(Group& group, std::size_t index) {
   }
 }
 
-// An option that was switched on (amsgrad, momentum) needs its tensors for all parameters that have state already.
+// An option that was switched on (amsgrad, momentum) needs its tensors for all parameters that have
+// state already.
 void OptimizerBase::complete_states(Group& group) {
   const at::NoGradGuard no_grad;
   group.stale = true;
@@ -185,7 +208,8 @@ void OptimizerBase::complete_states(Group& group) {
 bool OptimizerBase::is_first(const Group& group, const Entry& entry) const {
   for (std::size_t s = 0; s < kind_.state.size(); ++s) {
     const auto& spec = kind_.state[s];
-    if (spec.kind == StateKind::kFirstGradient && used(spec, group.values)) return !entry.state[s].defined();
+    if (spec.kind == StateKind::kFirstGradient && used(spec, group.values))
+      return !entry.state[s].defined();
   }
   return false;
 }
@@ -200,8 +224,8 @@ void OptimizerBase::build_batches(Group& group) {
     if (!entry.active) continue;
     const bool first = is_first(group, entry);
     ensure_state(group, i);
-    const auto [at, added] =
-        index.try_emplace({parameter.device().str(), parameter.scalar_type(), first}, group.batches.size());
+    const auto [at, added] = index.try_emplace(
+        {parameter.device().str(), parameter.scalar_type(), first}, group.batches.size());
     if (added) group.batches.emplace_back().first = first;
     auto& batch = group.batches[at->second];
     entry.batch = at->second;
@@ -226,16 +250,20 @@ bool OptimizerBase::collect_gradients(Group& group) const {
     if (!entry.active) continue;
     if (gradient.layout() != at::kStrided) fail_gradient(group, i);
     auto& target = group.batches[entry.batch].gradients[entry.slot];
-    target = same_layout(gradient, parameter) ? gradient : at::empty_like(parameter).copy_(gradient);
+    target =
+        same_layout(gradient, parameter) ? gradient : at::empty_like(parameter).copy_(gradient);
   }
   return true;
 }
 
 void OptimizerBase::fail_gradient(const Group& group, std::size_t index) const {
   const auto g = static_cast<std::size_t>(&group - groups_.data());
-  fail<TrainingError>(name(), "the gradient of ", parameter_key(group.parameters[index], g, index),
-                      " is not dense. Use dense gradients (sparse = false), or torch::optim's optimizer "
-                      "in a TorchOptimizer.");
+  fail<TrainingError>(
+      name(),
+      "the gradient of ",
+      parameter_key(group.parameters[index], g, index),
+      " is not dense. Use dense gradients (sparse = false), or torch::optim's optimizer "
+      "in a TorchOptimizer.");
 }
 
 at::Tensor OptimizerBase::step(const Closure& closure) {
@@ -255,7 +283,8 @@ at::Tensor OptimizerBase::step(const Closure& closure) {
       update(group.values, batch);
       group.stale |= batch.first;
       for (auto& gradient : batch.gradients) gradient.reset();
-      // The fused kernels leave the versions as they were, and backward could not see that a graph is stale.
+      // The fused kernels leave the versions as they were, and backward could not see that a graph
+      // is stale.
       for (auto& parameter : batch.parameters) parameter.unsafeGetTensorImpl()->bump_version();
     }
   }
@@ -267,7 +296,8 @@ void OptimizerBase::bind(const std::function<void(NamedParameter&)>& bind) {
     for (const auto& entry : group.entries) {
       for (const auto& tensor : entry.state) {
         if (tensor.defined()) {
-          fail<ConfigError>(name(), "parameters cannot be bound after the first step or a load of state.");
+          fail<ConfigError>(name(),
+                            "parameters cannot be bound after the first step or a load of state.");
         }
       }
     }

@@ -17,7 +17,9 @@ std::size_t find_state(std::span<const StateSpec> specs, std::string_view name) 
   return index;
 }
 
-std::string tensor_problem(const std::string& name, const at::Tensor& tensor, const at::Tensor& parameter,
+std::string tensor_problem(const std::string& name,
+                           const at::Tensor& tensor,
+                           const at::Tensor& parameter,
                            StateKind kind) {
   if (!tensor.defined()) return sentence(name, " is undefined");
   const bool scalar = kind == StateKind::kStep;
@@ -28,8 +30,12 @@ std::string tensor_problem(const std::string& name, const at::Tensor& tensor, co
     problem = sentence(name, " has shape ", tensor.sizes(), " where ", shape, " is needed");
   }
   if (tensor.scalar_type() != dtype) {
-    problem += sentence(problem.empty() ? name : ", and", " has dtype ", tensor.scalar_type(), " where ",
-                        dtype, " is needed");
+    problem += sentence(problem.empty() ? name : ", and",
+                        " has dtype ",
+                        tensor.scalar_type(),
+                        " where ",
+                        dtype,
+                        " is needed");
   }
   return problem;
 }
@@ -44,7 +50,8 @@ StateDict OptimizerBase::state_dict() const {
       const auto key = parameter_key(group.parameters[i], g, i);
       for (std::size_t s = 0; s < kind_.state.size(); ++s) {
         const auto& tensor = group.entries[i].state[s];
-        if (tensor.defined()) result.tensors.emplace(sentence(key, "/", kind_.state[s].name), tensor);
+        if (tensor.defined())
+          result.tensors.emplace(sentence(key, "/", kind_.state[s].name), tensor);
       }
     }
   }
@@ -68,7 +75,8 @@ void OptimizerBase::check_state(const StateDict& state, std::vector<std::string>
   for (const auto& problem : found) problems.push_back(sentence(name(), ": ", problem));
 }
 
-void OptimizerBase::check_tensors(const StateDict& state, std::vector<std::string>& problems) const {
+void OptimizerBase::check_tensors(const StateDict& state,
+                                  std::vector<std::string>& problems) const {
   const auto places = places_by_key(*this);
   std::map<std::string, std::vector<bool>, std::less<>> present;
   for (const auto& [tensor_name, tensor] : state.tensors) {
@@ -90,7 +98,8 @@ void OptimizerBase::check_tensors(const StateDict& state, std::vector<std::strin
   check_groups(*this, state.values, misfits);
   for (const auto& [key, seen] : present) {
     const auto group = places.find(key)->second.group;
-    // Which tensors are needed depends on the saved options (amsgrad, ...); if unreadable, on the present ones.
+    // Which tensors are needed depends on the saved options (amsgrad, ...); if unreadable, on the
+    // present ones.
     const auto values = misfits.empty() ? merged_values(state, group) : groups_[group].values;
     for (std::size_t s = 0; s < seen.size(); ++s) {
       const auto& spec = kind_.state[s];
@@ -100,7 +109,8 @@ void OptimizerBase::check_tensors(const StateDict& state, std::vector<std::strin
   }
 }
 
-OptimizerBase::Values OptimizerBase::merged_values(const StateDict& state, std::size_t group) const {
+OptimizerBase::Values OptimizerBase::merged_values(const StateDict& state,
+                                                   std::size_t group) const {
   auto values = groups_[group].values;
   for (const auto& [key, value] : saved_hyperparameters(state.values, group)) {
     values[find_hyperparameter(key)] = value;
@@ -108,7 +118,8 @@ OptimizerBase::Values OptimizerBase::merged_values(const StateDict& state, std::
   return values;
 }
 
-std::vector<std::vector<OptimizerBase::State>> OptimizerBase::read_tensors(const StateDict& state) const {
+std::vector<std::vector<OptimizerBase::State>> OptimizerBase::read_tensors(
+    const StateDict& state) const {
   const auto places = places_by_key(*this);
   std::vector<std::vector<State>> result;
   for (const auto& group : groups_) result.emplace_back(group.entries.size());
@@ -136,7 +147,8 @@ void OptimizerBase::load_state_dict(const StateDict& state) {
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     auto& group = groups_[g];
     group.values = values[g];
-    for (std::size_t i = 0; i < group.entries.size(); ++i) group.entries[i].state = std::move(tensors[g][i]);
+    for (std::size_t i = 0; i < group.entries.size(); ++i)
+      group.entries[i].state = std::move(tensors[g][i]);
     group.batches.clear();
     group.stale = true;
   }

@@ -37,7 +37,11 @@ Parameters::Parameters(std::vector<NamedParameter> parameters) {
 
 void Parameters::add(std::string name, const at::Tensor& tensor) {
   if (!tensor.defined()) {
-    fail<ConfigError>("Parameters", "tensor ", parameters_.size(), " ", name,
+    fail<ConfigError>("Parameters",
+                      "tensor ",
+                      parameters_.size(),
+                      " ",
+                      name,
                       " is undefined. Give the optimizer tensors that exist.");
   }
   parameters_.push_back({.name = std::move(name), .tensor = tensor});

@@ -27,7 +27,8 @@ std::string_view to_string(Precision precision) {
   for (const auto& [value, name] : kNames) {
     if (value == precision) return name;
   }
-  fail<ConfigError>("Precision", "there is no precision with the number ", static_cast<int>(precision), ".");
+  fail<ConfigError>(
+      "Precision", "there is no precision with the number ", static_cast<int>(precision), ".");
 }
 
 Precision parse_precision(std::string_view text) {
@@ -58,7 +59,9 @@ std::optional<c10::ScalarType> autocast_dtype(Precision precision) {
   return std::nullopt;
 }
 
-bool needs_grad_scaler(Precision precision) { return precision == Precision::k16Mixed; }
+bool needs_grad_scaler(Precision precision) {
+  return precision == Precision::k16Mixed;
+}
 
 AutocastGuard::AutocastGuard(c10::DeviceType device, Precision precision) : device_(device) {
   const auto dtype = autocast_dtype(precision);
@@ -83,8 +86,11 @@ DefaultDtypeGuard::DefaultDtypeGuard(c10::ScalarType dtype)
   c10::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
 }
 
-DefaultDtypeGuard::DefaultDtypeGuard(Precision precision) : DefaultDtypeGuard(parameter_dtype(precision)) {}
+DefaultDtypeGuard::DefaultDtypeGuard(Precision precision)
+    : DefaultDtypeGuard(parameter_dtype(precision)) {}
 
-DefaultDtypeGuard::~DefaultDtypeGuard() { c10::set_default_dtype(c10::scalarTypeToTypeMeta(previous_)); }
+DefaultDtypeGuard::~DefaultDtypeGuard() {
+  c10::set_default_dtype(c10::scalarTypeToTypeMeta(previous_));
+}
 
 }  // namespace fulmen

@@ -27,17 +27,20 @@ void set_rates(Optimizer& optimizer, std::string_view key, std::span<const doubl
   }
 }
 
-std::vector<double> read_rates(const boost::json::object& values, std::string_view key, std::size_t count,
+std::vector<double> read_rates(const boost::json::object& values,
+                               std::string_view key,
+                               std::size_t count,
                                std::string_view where) {
   std::vector<double> rates;
   for (const auto& value : require_array(values, key, where)) {
     rates.push_back(json_to_double(value, where));
     if (std::isfinite(rates.back()) && rates.back() >= 0) continue;
-    fail<CheckpointError>(where, key, " holds ", rates.back(), "; it must be finite and not below 0.");
+    fail<CheckpointError>(
+        where, key, " holds ", rates.back(), "; it must be finite and not below 0.");
   }
   if (rates.size() != count) {
-    fail<CheckpointError>(where, key, " holds ", rates.size(), " values, and the optimizer has ", count,
-                          " groups.");
+    fail<CheckpointError>(
+        where, key, " holds ", rates.size(), " values, and the optimizer has ", count, " groups.");
   }
   return rates;
 }

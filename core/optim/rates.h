@@ -16,7 +16,9 @@ boost::json::array rates_to_json(const Optimizer& optimizer, std::string_view ke
 boost::json::array rates_to_json(std::span<const double> rates);
 void set_rates(Optimizer& optimizer, std::string_view key, std::span<const double> rates);
 // Throws CheckpointError unless there are `count` finite values, none below 0.
-std::vector<double> read_rates(const boost::json::object& values, std::string_view key, std::size_t count,
+std::vector<double> read_rates(const boost::json::object& values,
+                               std::string_view key,
+                               std::size_t count,
                                std::string_view where);
 
 // Throws CheckpointError if the state is that of another scheduler.

@@ -27,7 +27,8 @@ void check(const ReduceLROnPlateauOptions& o) {
 
 }  // namespace
 
-ReduceLROnPlateau::ReduceLROnPlateau(std::shared_ptr<Optimizer> optimizer, ReduceLROnPlateauOptions options)
+ReduceLROnPlateau::ReduceLROnPlateau(std::shared_ptr<Optimizer> optimizer,
+                                     ReduceLROnPlateauOptions options)
     : optimizer_(std::move(optimizer)),
       options_(options),
       best_(options.mode == PlateauMode::kMin ? kInfinity : -kInfinity) {

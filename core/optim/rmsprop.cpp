@@ -14,8 +14,12 @@ using detail::StateKind;
 
 enum { kLr, kAlpha, kEps, kWeightDecay, kMomentum, kCentered, kMaximize };
 constexpr detail::HyperparameterSpec kHyperparameters[] = {
-    {.name = "lr"},           {.name = "alpha"},    {.name = "eps"},
-    {.name = "weight_decay"}, {.name = "momentum"}, {.name = "centered", .flag = true},
+    {.name = "lr"},
+    {.name = "alpha"},
+    {.name = "eps"},
+    {.name = "weight_decay"},
+    {.name = "momentum"},
+    {.name = "centered", .flag = true},
     {.name = "maximize", .flag = true},
 };
 
@@ -44,14 +48,15 @@ std::shared_ptr<RMSprop> RMSprop::make(Parameters parameters, RMSpropOptions opt
 std::shared_ptr<RMSprop> RMSprop::make(std::vector<RMSpropGroup> groups, RMSpropOptions options) {
   std::vector<GroupInit> merged;
   for (auto& g : groups) {
-    merged.push_back({.parameters = std::move(g.parameters),
-                      .values = values_of({.lr = g.lr.value_or(options.lr),
-                                           .alpha = g.alpha.value_or(options.alpha),
-                                           .eps = g.eps.value_or(options.eps),
-                                           .weight_decay = g.weight_decay.value_or(options.weight_decay),
-                                           .momentum = g.momentum.value_or(options.momentum),
-                                           .centered = g.centered.value_or(options.centered),
-                                           .maximize = g.maximize.value_or(options.maximize)})});
+    merged.push_back(
+        {.parameters = std::move(g.parameters),
+         .values = values_of({.lr = g.lr.value_or(options.lr),
+                              .alpha = g.alpha.value_or(options.alpha),
+                              .eps = g.eps.value_or(options.eps),
+                              .weight_decay = g.weight_decay.value_or(options.weight_decay),
+                              .momentum = g.momentum.value_or(options.momentum),
+                              .centered = g.centered.value_or(options.centered),
+                              .maximize = g.maximize.value_or(options.maximize)})});
   }
   return std::shared_ptr<RMSprop>(new RMSprop(std::move(merged)));
 }
@@ -59,10 +64,12 @@ std::shared_ptr<RMSprop> RMSprop::make(std::vector<RMSpropGroup> groups, RMSprop
 void RMSprop::update(const Values& v, Batch& batch) {
   detail::count_step(batch.state[kStep]);
   auto& square_avg = batch.state[kSquareAvg];
-  std::vector<at::Tensor> made;  // Gradients changed by the options; the user's own stay as they are.
+  std::vector<at::Tensor>
+      made;  // Gradients changed by the options; the user's own stay as they are.
   if (v[kMaximize] != 0) made = at::_foreach_neg(batch.gradients);
   if (v[kWeightDecay] != 0) {
-    made = at::_foreach_add(made.empty() ? batch.gradients : made, batch.parameters, v[kWeightDecay]);
+    made =
+        at::_foreach_add(made.empty() ? batch.gradients : made, batch.parameters, v[kWeightDecay]);
   }
   const auto& gradients = made.empty() ? batch.gradients : made;
 

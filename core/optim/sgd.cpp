@@ -45,27 +45,40 @@ std::shared_ptr<SGD> SGD::make(Parameters parameters, SGDOptions options) {
 std::shared_ptr<SGD> SGD::make(std::vector<SGDGroup> groups, SGDOptions options) {
   std::vector<GroupInit> merged;
   for (auto& g : groups) {
-    merged.push_back({.parameters = std::move(g.parameters),
-                      .values = values_of({.lr = g.lr.value_or(options.lr),
-                                           .momentum = g.momentum.value_or(options.momentum),
-                                           .dampening = g.dampening.value_or(options.dampening),
-                                           .weight_decay = g.weight_decay.value_or(options.weight_decay),
-                                           .nesterov = g.nesterov.value_or(options.nesterov),
-                                           .maximize = g.maximize.value_or(options.maximize)})});
+    merged.push_back(
+        {.parameters = std::move(g.parameters),
+         .values = values_of({.lr = g.lr.value_or(options.lr),
+                              .momentum = g.momentum.value_or(options.momentum),
+                              .dampening = g.dampening.value_or(options.dampening),
+                              .weight_decay = g.weight_decay.value_or(options.weight_decay),
+                              .nesterov = g.nesterov.value_or(options.nesterov),
+                              .maximize = g.maximize.value_or(options.maximize)})});
   }
   return std::shared_ptr<SGD>(new SGD(std::move(merged)));
 }
 
 void SGD::check_values(const Values& values) const {
   if (values[kNesterov] != 0 && (values[kMomentum] == 0 || values[kDampening] != 0)) {
-    fail<ConfigError>("SGD", "nesterov needs a momentum above 0 and a dampening of 0, got momentum ",
-                      values[kMomentum], " and dampening ", values[kDampening], ".");
+    fail<ConfigError>("SGD",
+                      "nesterov needs a momentum above 0 and a dampening of 0, got momentum ",
+                      values[kMomentum],
+                      " and dampening ",
+                      values[kDampening],
+                      ".");
   }
 }
 
 void SGD::update(const Values& v, Batch& batch) {
-  at::_fused_sgd_(batch.parameters, batch.gradients, batch.state[0], v[kWeightDecay], v[kMomentum], v[kLr],
-                  v[kDampening], v[kNesterov] != 0, v[kMaximize] != 0, batch.first);
+  at::_fused_sgd_(batch.parameters,
+                  batch.gradients,
+                  batch.state[0],
+                  v[kWeightDecay],
+                  v[kMomentum],
+                  v[kLr],
+                  v[kDampening],
+                  v[kNesterov] != 0,
+                  v[kMaximize] != 0,
+                  batch.first);
 }
 
 }  // namespace fulmen

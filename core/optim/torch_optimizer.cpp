@@ -17,52 +17,61 @@
 namespace fulmen {
 namespace {
 
-TorchOptimizerCodec choose_codec(const torch::optim::Optimizer* optimizer, TorchOptimizerCodec given) {
-  if (optimizer == nullptr) fail<ConfigError>("TorchOptimizer", "there is no optimizer (null pointer).");
+TorchOptimizerCodec choose_codec(const torch::optim::Optimizer* optimizer,
+                                 TorchOptimizerCodec given) {
+  if (optimizer == nullptr)
+    fail<ConfigError>("TorchOptimizer", "there is no optimizer (null pointer).");
   if (!given.save && !given.load) {
     if (auto known = detail::known_codec(*optimizer)) return *std::move(known);
   }
   if (!given.save || !given.load || given.name.empty()) {
-    fail<ConfigError>("TorchOptimizer", "the class ", typeid(*optimizer).name(),
+    fail<ConfigError>("TorchOptimizer",
+                      "the class ",
+                      typeid(*optimizer).name(),
                       " is not one of LibTorch's own. Give a codec with name, save and load.");
   }
   if (given.hyperparameters.empty()) {
     given.hyperparameters.push_back(
         {.name = "lr",
          .get = [](const torch::optim::OptimizerOptions& options) { return options.get_lr(); },
-         .set = [](torch::optim::OptimizerOptions& options, double value) { options.set_lr(value); }});
+         .set = [](torch::optim::OptimizerOptions& options,
+                   double value) { options.set_lr(value); }});
   }
   return given;
 }
 
 }  // namespace
 
-TorchOptimizer::TorchOptimizer(std::unique_ptr<torch::optim::Optimizer> optimizer, TorchOptimizerCodec codec)
+TorchOptimizer::TorchOptimizer(std::unique_ptr<torch::optim::Optimizer> optimizer,
+                               TorchOptimizerCodec codec)
     : optimizer_(std::move(optimizer)), codec_(std::move(codec)) {
   drop_repeated();
   for (const auto& group : optimizer_->param_groups()) {
     auto& named = groups_.emplace_back();
     for (const auto& tensor : group.params()) named.push_back({.name = {}, .tensor = tensor});
   }
-  if (groups_.empty()) fail<ConfigError>(name(), "there are no parameter groups. Give at least one.");
+  if (groups_.empty())
+    fail<ConfigError>(name(), "there are no parameter groups. Give at least one.");
   needs_closure_ = dynamic_cast<torch::optim::LBFGS*>(optimizer_.get()) != nullptr;
   state_from_start_ = !optimizer_->state().empty();
 }
 
 TorchOptimizer::~TorchOptimizer() = default;
 
-std::shared_ptr<TorchOptimizer> TorchOptimizer::make(std::unique_ptr<torch::optim::Optimizer> optimizer,
-                                                     TorchOptimizerCodec codec) {
+std::shared_ptr<TorchOptimizer> TorchOptimizer::make(
+    std::unique_ptr<torch::optim::Optimizer> optimizer, TorchOptimizerCodec codec) {
   auto chosen = choose_codec(optimizer.get(), std::move(codec));
-  return std::shared_ptr<TorchOptimizer>(new TorchOptimizer(std::move(optimizer), std::move(chosen)));
+  return std::shared_ptr<TorchOptimizer>(
+      new TorchOptimizer(std::move(optimizer), std::move(chosen)));
 }
 
 // torch::optim steps a tensor as often as it is listed.
 void TorchOptimizer::drop_repeated() {
   std::unordered_set<const void*> seen;
   for (auto& group : optimizer_->param_groups()) {
-    std::erase_if(group.params(),
-                  [&](const at::Tensor& tensor) { return !seen.insert(tensor.unsafeGetTensorImpl()).second; });
+    std::erase_if(group.params(), [&](const at::Tensor& tensor) {
+      return !seen.insert(tensor.unsafeGetTensorImpl()).second;
+    });
   }
 }
 
@@ -79,7 +88,8 @@ std::vector<std::string> TorchOptimizer::hyperparameter_names(std::size_t) const
   return names;
 }
 
-const TorchOptimizerCodec::Hyperparameter& TorchOptimizer::find(std::size_t group, std::string_view key) const {
+const TorchOptimizerCodec::Hyperparameter& TorchOptimizer::find(std::size_t group,
+                                                                std::string_view key) const {
   parameters(group);
   std::string known;
   for (const auto& item : codec_.hyperparameters) {
@@ -103,7 +113,9 @@ at::Tensor TorchOptimizer::step(const Closure& closure) {
   has_state_ = true;
   if (!closure) {
     if (needs_closure_) {
-      fail<ConfigError>(name(), "step() needs a closure that clears gradients, runs backward and returns the loss.");
+      fail<ConfigError>(
+          name(),
+          "step() needs a closure that clears gradients, runs backward and returns the loss.");
     }
     optimizer_->step();
     return {};
@@ -118,16 +130,19 @@ at::Tensor TorchOptimizer::step(const Closure& closure) {
 
 void TorchOptimizer::bind(const std::function<void(NamedParameter&)>& bind) {
   if (has_state_) {
-    fail<ConfigError>(name(), "parameters cannot be bound after the first step or a load of state.");
+    fail<ConfigError>(name(),
+                      "parameters cannot be bound after the first step or a load of state.");
   }
   std::unordered_set<std::string> names;
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     for (std::size_t i = 0; i < groups_[g].size(); ++i) {
       auto changed = groups_[g][i];
       bind(changed);
-      if (!changed.tensor.defined()) fail<ConfigError>(name(), "parameter ", changed.name, " is undefined.");
+      if (!changed.tensor.defined())
+        fail<ConfigError>(name(), "parameter ", changed.name, " is undefined.");
       if (!names.insert(detail::parameter_key(changed, g, i)).second) {
-        fail<ConfigError>(name(), "two parameters have the name ", changed.name, ". Names must differ.");
+        fail<ConfigError>(
+            name(), "two parameters have the name ", changed.name, ". Names must differ.");
       }
       if (!changed.tensor.is_same(groups_[g][i].tensor)) replace(g, i, changed.tensor);
       groups_[g][i] = std::move(changed);
@@ -146,7 +161,8 @@ void TorchOptimizer::replace(std::size_t group, std::size_t index, const at::Ten
   const at::NoGradGuard no_grad;
   auto fresh = std::make_unique<torch::optim::AdagradParamState>();
   fresh->step(0);
-  fresh->sum(at::full_like(tensor, options.initial_accumulator_value(), at::TensorOptions().requires_grad(false)));
+  fresh->sum(at::full_like(
+      tensor, options.initial_accumulator_value(), at::TensorOptions().requires_grad(false)));
   state[tensor.unsafeGetTensorImpl()] = std::move(fresh);
 }
 
@@ -159,14 +175,15 @@ StateDict TorchOptimizer::state_dict() const {
       const auto found = states.find(groups_[g][i].tensor.unsafeGetTensorImpl());
       if (found == states.end()) continue;
       const auto key = detail::parameter_key(groups_[g][i], g, i);
-      for (auto& [name, tensor] : codec_.save(*found->second)) result.tensors.emplace(key + "/" + name, tensor);
+      for (auto& [name, tensor] : codec_.save(*found->second))
+        result.tensors.emplace(key + "/" + name, tensor);
     }
   }
   return result;
 }
 
-std::vector<std::vector<TensorMap>> TorchOptimizer::sort_tensors(const StateDict& state,
-                                                                 std::vector<std::string>& problems) const {
+std::vector<std::vector<TensorMap>> TorchOptimizer::sort_tensors(
+    const StateDict& state, std::vector<std::string>& problems) const {
   std::vector<std::vector<TensorMap>> sorted;
   for (const auto& group : groups_) sorted.emplace_back(group.size());
   const auto places = detail::places_by_key(*this);
@@ -219,7 +236,8 @@ void TorchOptimizer::load_state_dict(const StateDict& state) {
       if (sorted[g][i].empty()) continue;
       const auto& parameter = groups_[g][i].tensor;
       for (auto& [name, tensor] : sorted[g][i]) {
-        tensor = tensor.to(parameter.device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+        tensor = tensor.to(
+            parameter.device(), tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
       }
       loaded[parameter.unsafeGetTensorImpl()] = codec_.load(sorted[g][i]);
     }

@@ -39,13 +39,13 @@ class GzipLines {
   }
 
   std::optional<std::string> next() {
-    if (gzgets(file_.get(), buffer_, sizeof buffer_) == nullptr) {
-      int code = Z_OK;
-      const char* reason = gzerror(file_.get(), &code);
-      if (code != Z_OK)
-        fulmen::fail<fulmen::DataError>(name_, "is damaged (", reason, "). Fetch it again.");
-      return {};
+    const bool more = gzgets(file_.get(), buffer_, sizeof buffer_) != nullptr;
+    int code = Z_OK;
+    const char* reason = gzerror(file_.get(), &code);
+    if (code != Z_OK && code != Z_STREAM_END) {
+      fulmen::fail<fulmen::DataError>(name_, "is damaged (", reason, "). Fetch it again.");
     }
+    if (!more) return {};
     ++line_;
     std::string line(buffer_);
     while (!line.empty() && (line.back() == '\n' || line.back() == '\r')) line.pop_back();

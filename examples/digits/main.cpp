@@ -4,12 +4,11 @@
 //   build/release/examples/digits --resume            goes on with the newest run
 //   build/release/examples/digits --help              all options
 //
-// Expected: test_accuracy between 0.975 and 0.995, depending on the seed. About 10 s on one core.
+// Expected: test_accuracy about 0.99 (0.985 to 1, depending on the seed). About 10 s on one core.
 // A run leaves runs/digits/version_<k>/metrics.csv and checkpoints/ beside it, where `best` and
 // `last` name the best and the last checkpoint.
 
 #include <fulmen/fulmen.h>
-#include <torch/torch.h>
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
@@ -28,30 +27,31 @@ struct Settings {
   std::int64_t epochs = 20;
   std::int64_t batch_size = 32;
   std::int64_t accumulate = 1;
-  double lr = 3e-3;
+  double lr = 5e-3;
   std::uint64_t seed = 1;
   std::string precision = "32-true";
   int num_workers = 0;
   bool resume = false;
 };
 
-nn::Conv2d convolution(std::int64_t in, std::int64_t out) {
-  return nn::Conv2d(nn::Conv2dOptions(in, out, 3).padding(1));
+void add_convolution(nn::Sequential& net, std::int64_t in, std::int64_t out) {
+  net->push_back(nn::Conv2d(nn::Conv2dOptions(in, out, 3).padding(1)));
+  net->push_back(nn::BatchNorm2d(out));
+  net->push_back(nn::ReLU());
 }
 
 /// Images (B, 1, 8, 8) to scores (B, 10).
 nn::Sequential make_network() {
-  return nn::Sequential(convolution(1, 32),
-                        nn::ReLU(),
-                        convolution(32, 64),
-                        nn::ReLU(),
-                        nn::MaxPool2d(2),
-                        convolution(64, 64),
-                        nn::ReLU(),
-                        nn::MaxPool2d(2),
-                        nn::Flatten(),
-                        nn::Dropout(0.5),
-                        nn::Linear(64 * 2 * 2, 10));
+  nn::Sequential net;
+  add_convolution(net, 1, 32);
+  add_convolution(net, 32, 64);
+  net->push_back(nn::MaxPool2d(2));
+  add_convolution(net, 64, 64);
+  net->push_back(nn::MaxPool2d(2));
+  net->push_back(nn::Flatten());
+  net->push_back(nn::Dropout(0.5));
+  net->push_back(nn::Linear(64 * 2 * 2, 10));
+  return net;
 }
 
 class DigitsModule final : public fulmen::LightningModule<> {
@@ -103,17 +103,14 @@ class DigitsModule final : public fulmen::LightningModule<> {
 void add_options(CLI::App& app, Settings& settings) {
   app.option_defaults()->always_capture_default();
   app.add_option("--data", settings.data, "The gzipped CSV file of the digits");
-  app.add_option("--epochs", settings.epochs, "Epochs in all")->check(CLI::PositiveNumber);
-  app.add_option("--batch-size", settings.batch_size, "Images per batch")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--accumulate", settings.accumulate, "Batches per optimizer step")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--lr", settings.lr, "Highest learning rate")->check(CLI::PositiveNumber);
+  app.add_option("--epochs", settings.epochs, "Epochs in all")->check(CLI::Range(1, 1000000));
+  app.add_option("--batch-size", settings.batch_size, "Images per batch");
+  app.add_option("--accumulate", settings.accumulate, "Batches per optimizer step");
+  app.add_option("--lr", settings.lr, "Highest learning rate");
   app.add_option("--seed", settings.seed, "Seed of split, initial weights, order and dropout");
   app.add_option(
       "--precision", settings.precision, "64-true, 32-true, bf16-true, bf16-mixed or 16-mixed");
-  app.add_option("--num-workers", settings.num_workers, "Threads that make batches")
-      ->check(CLI::NonNegativeNumber);
+  app.add_option("--num-workers", settings.num_workers, "Threads that make batches");
   app.add_option("--output", settings.output, "Folder of the runs");
   app.add_flag("--resume", settings.resume, "Go on with the newest run in the output folder");
 }

@@ -12,12 +12,14 @@ namespace {
 
 using Insert = CheckpointNameTemplate::Insert;
 
-std::string name(std::string_view text, const std::map<std::string, double>& metrics = {},
+std::string name(std::string_view text,
+                 const std::map<std::string, double>& metrics = {},
                  Insert insert = Insert::kKeyAndValue) {
-  return CheckpointNameTemplate(text, insert).format(3, 70, [&](std::string_view key) -> std::optional<double> {
-    const auto found = metrics.find(std::string(key));
-    return found == metrics.end() ? std::nullopt : std::optional(found->second);
-  });
+  return CheckpointNameTemplate(text, insert)
+      .format(3, 70, [&](std::string_view key) -> std::optional<double> {
+        const auto found = metrics.find(std::string(key));
+        return found == metrics.end() ? std::nullopt : std::optional(found->second);
+      });
 }
 
 std::string refusal(std::string_view text) {
@@ -64,7 +66,9 @@ TEST(CheckpointName, ParsesNegativeNumbersExponentsVersionsAndOddKeys) {
   const std::map<std::string, double> metrics = {{"a-b=c%d", -2.5}, {"tiny", 1e-05}};
   const auto made = name("model-{a-b=c%d}-{tiny}-{step}", metrics) + "-v12";
   const auto parsed = parse_checkpoint_name(made);
-  EXPECT_EQ(parsed, (std::map<std::string, double>{{"a-b=c%d", -2.5}, {"tiny", 1e-05}, {"step", 70}})) << made;
+  EXPECT_EQ(parsed,
+            (std::map<std::string, double>{{"a-b=c%d", -2.5}, {"tiny", 1e-05}, {"step", 70}}))
+      << made;
   EXPECT_EQ(parse_checkpoint_name("step=____70").at("step"), 70);
   EXPECT_TRUE(std::isnan(parse_checkpoint_name("loss=nan").at("loss")));
 }
@@ -112,7 +116,8 @@ TEST(CheckpointName, MalformedTemplatesAreRefusedWithTheReason) {
 }
 
 TEST(CheckpointName, ListsTheMetricsItNeeds) {
-  EXPECT_EQ(CheckpointNameTemplate("{epoch}-{a:.2f}-{step}{b}").metrics(), (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(CheckpointNameTemplate("{epoch}-{a:.2f}-{step}{b}").metrics(),
+            (std::vector<std::string>{"a", "b"}));
 }
 
 }  // namespace

@@ -12,8 +12,9 @@ namespace fulmen {
 namespace {
 
 /// Epochs with one validation at their end, as the trainer runs them.
-struct Run {
-  explicit Run(EarlyStoppingOptions options) : callback(EarlyStopping::make(std::move(options))) {
+struct StoppedRun {
+  explicit StoppedRun(EarlyStoppingOptions options)
+      : callback(EarlyStopping::make(std::move(options))) {
     trainer.run_plan.has_validation = true;
     callback->on_train_start(trainer, trainer.module());
   }
@@ -26,14 +27,16 @@ struct Run {
     ++trainer.counters.epoch;
     return trainer.stop_reasons.size() > before;
   }
-  std::string reason() const { return trainer.stop_reasons.empty() ? "" : trainer.stop_reasons.back(); }
+  std::string reason() const {
+    return trainer.stop_reasons.empty() ? "" : trainer.stop_reasons.back();
+  }
 
   FakeTrainer trainer;
   std::shared_ptr<EarlyStopping> callback;
 };
 
 TEST(EarlyStopping, StopsAfterPatienceChecksWithoutImprovement) {
-  Run run({.monitor = "val_loss", .patience = 2});
+  StoppedRun run({.monitor = "val_loss", .patience = 2});
   EXPECT_FALSE(run.epoch(1.0));
   EXPECT_FALSE(run.epoch(0.5));
   EXPECT_FALSE(run.epoch(0.5));
@@ -44,23 +47,25 @@ TEST(EarlyStopping, StopsAfterPatienceChecksWithoutImprovement) {
 }
 
 TEST(EarlyStopping, MinDeltaMustBeExceededInBothModes) {
-  Run low({.monitor = "val_loss", .min_delta = 0.25, .patience = 1});
+  StoppedRun low({.monitor = "val_loss", .min_delta = 0.25, .patience = 1});
   EXPECT_FALSE(low.epoch(1.0));
   EXPECT_FALSE(low.epoch(0.5));
   EXPECT_TRUE(low.epoch(0.25));
-  Run high({.monitor = "val_loss", .min_delta = 0.25, .patience = 1, .mode = MonitorMode::kMax});
+  StoppedRun high(
+      {.monitor = "val_loss", .min_delta = 0.25, .patience = 1, .mode = MonitorMode::kMax});
   EXPECT_FALSE(high.epoch(1.0));
   EXPECT_FALSE(high.epoch(1.5));
   EXPECT_TRUE(high.epoch(1.75));
-  EXPECT_EQ(high.reason(), "val_loss did not improve on 1.5 in the last 1 checks by more than 0.25.");
+  EXPECT_EQ(high.reason(),
+            "val_loss did not improve on 1.5 in the last 1 checks by more than 0.25.");
 }
 
 // faults.md row 51.
 TEST(EarlyStopping, WaitCountGoesOnOverARestart) {
-  Run first({.monitor = "val_loss", .patience = 3});
+  StoppedRun first({.monitor = "val_loss", .patience = 3});
   for (const double value : {1.0, 1.1, 1.2}) EXPECT_FALSE(first.epoch(value));
   EXPECT_EQ(first.callback->wait_count(), 2);
-  Run second({.monitor = "val_loss", .patience = 3});
+  StoppedRun second({.monitor = "val_loss", .patience = 3});
   second.callback->load_state_dict(first.callback->state_dict());
   EXPECT_EQ(second.callback->wait_count(), 2);
   EXPECT_TRUE(second.epoch(1.05));
@@ -68,7 +73,7 @@ TEST(EarlyStopping, WaitCountGoesOnOverARestart) {
 
 // faults.md row 52: the trainer forgets a request that min_epochs holds back.
 TEST(EarlyStopping, AHeldBackStopIsTakenBackByAnImprovement) {
-  Run run({.monitor = "val_loss", .patience = 1});
+  StoppedRun run({.monitor = "val_loss", .patience = 1});
   const std::vector<double> losses = {1, 2, 2, 0.5, 0.4, 0.3};
   std::vector<bool> asked;
   for (const double loss : losses) asked.push_back(run.epoch(loss));
@@ -79,10 +84,10 @@ TEST(EarlyStopping, AHeldBackStopIsTakenBackByAnImprovement) {
 }
 
 TEST(EarlyStopping, PatienceOfTheOptionsWinsAfterARestart) {
-  Run first({.monitor = "val_loss", .patience = 1});
+  StoppedRun first({.monitor = "val_loss", .patience = 1});
   first.epoch(1);
   EXPECT_TRUE(first.epoch(1));
-  Run second({.monitor = "val_loss", .patience = 3});
+  StoppedRun second({.monitor = "val_loss", .patience = 3});
   second.callback->load_state_dict(first.callback->state_dict());
   EXPECT_FALSE(second.epoch(1));
   EXPECT_TRUE(second.epoch(1));
@@ -90,12 +95,13 @@ TEST(EarlyStopping, PatienceOfTheOptionsWinsAfterARestart) {
 
 TEST(EarlyStopping, ValuesThatAreNotFiniteStopAtOnceUnlessUnchecked) {
   for (const double value : {std::nan(""), std::numeric_limits<double>::infinity()}) {
-    Run run({.monitor = "val_loss"});
+    StoppedRun run({.monitor = "val_loss"});
     EXPECT_FALSE(run.epoch(1));
     EXPECT_TRUE(run.epoch(value));
-    EXPECT_NE(run.reason().find("is not finite; the best value before was 1"), std::string::npos) << run.reason();
+    EXPECT_NE(run.reason().find("is not finite; the best value before was 1"), std::string::npos)
+        << run.reason();
   }
-  Run unchecked({.monitor = "val_loss", .patience = 2, .check_finite = false});
+  StoppedRun unchecked({.monitor = "val_loss", .patience = 2, .check_finite = false});
   EXPECT_FALSE(unchecked.epoch(std::nan("")));
   EXPECT_FALSE(unchecked.epoch(1));
   EXPECT_EQ(unchecked.callback->best_score(), 1);
@@ -104,17 +110,17 @@ TEST(EarlyStopping, ValuesThatAreNotFiniteStopAtOnceUnlessUnchecked) {
 }
 
 TEST(EarlyStopping, ThresholdsStopInTheRightDirection) {
-  Run good({.monitor = "val_loss", .mode = MonitorMode::kMax, .stopping_threshold = 0.9});
+  StoppedRun good({.monitor = "val_loss", .mode = MonitorMode::kMax, .stopping_threshold = 0.9});
   EXPECT_FALSE(good.epoch(0.9));
   EXPECT_TRUE(good.epoch(0.95));
-  Run bad({.monitor = "val_loss", .divergence_threshold = 10});
+  StoppedRun bad({.monitor = "val_loss", .divergence_threshold = 10});
   EXPECT_FALSE(bad.epoch(10));
   EXPECT_TRUE(bad.epoch(11));
   EXPECT_NE(bad.reason().find("worse than the divergence threshold 10"), std::string::npos);
 }
 
 TEST(EarlyStopping, ChecksOnceAtTheEndOfValidationIfThereAreSeveral) {
-  Run run({.monitor = "val_loss", .patience = 1});
+  StoppedRun run({.monitor = "val_loss", .patience = 1});
   run.trainer.run_plan.validates_once_per_epoch = false;
   run.trainer.metrics["val_loss"] = 1;
   run.callback->on_validation_end(run.trainer, run.trainer.module());
@@ -127,7 +133,7 @@ TEST(EarlyStopping, ChecksOnceAtTheEndOfValidationIfThereAreSeveral) {
 // lightning.md section 5: time-based validation, so an epoch may end before the first one.
 TEST(EarlyStopping, AnEpochBeforeTheFirstValidationIsNoError) {
   for (const auto choice : {std::optional<bool>(), std::optional(true)}) {
-    Run run({.monitor = "val_loss", .patience = 1, .check_on_train_epoch_end = choice});
+    StoppedRun run({.monitor = "val_loss", .patience = 1, .check_on_train_epoch_end = choice});
     run.trainer.run_plan.validates_once_per_epoch = false;
     EXPECT_NO_THROW(run.callback->on_train_epoch_end(run.trainer, run.trainer.module()));
     EXPECT_FALSE(run.epoch(1));
@@ -136,7 +142,7 @@ TEST(EarlyStopping, AnEpochBeforeTheFirstValidationIsNoError) {
 }
 
 TEST(EarlyStopping, AMissingMetricIsAnErrorUnlessNotStrict) {
-  Run strict({.monitor = "acc"});
+  StoppedRun strict({.monitor = "acc"});
   try {
     strict.epoch(1);
     FAIL() << "no error";
@@ -145,7 +151,7 @@ TEST(EarlyStopping, AMissingMetricIsAnErrorUnlessNotStrict) {
     EXPECT_NE(text.find("'acc'"), std::string::npos) << text;
     EXPECT_NE(text.find("Logged were: 'val_loss'"), std::string::npos) << text;
   }
-  Run lenient({.monitor = "acc", .strict = false});
+  StoppedRun lenient({.monitor = "acc", .strict = false});
   EXPECT_FALSE(lenient.epoch(1));
   EXPECT_FALSE(lenient.epoch(1));
   EXPECT_EQ(lenient.trainer.sink->count(LogLevel::kWarning, "'acc' was not logged"), 1);
@@ -153,7 +159,7 @@ TEST(EarlyStopping, AMissingMetricIsAnErrorUnlessNotStrict) {
 
 TEST(EarlyStopping, SleepsInSanityChecksDryRunsAndOtherStages) {
   for (int which = 0; which < 3; ++which) {
-    Run run({.monitor = "acc"});
+    StoppedRun run({.monitor = "acc"});
     run.trainer.in_sanity_check = which == 0;
     run.trainer.run_plan.fast_dev_run = which == 1;
     run.trainer.current_stage = which == 2 ? Stage::kValidate : Stage::kFit;
@@ -166,11 +172,13 @@ TEST(EarlyStopping, BadOptionsAreRefused) {
   EXPECT_THROW(EarlyStopping::make({.monitor = "a", .min_delta = -1}), ConfigError);
   EXPECT_THROW(EarlyStopping::make({.monitor = "a", .min_delta = std::nan("")}), ConfigError);
   EXPECT_THROW(EarlyStopping::make({.monitor = "a", .patience = -1}), ConfigError);
-  EXPECT_THROW(EarlyStopping::make({.monitor = "a", .stopping_threshold = std::nan("")}), ConfigError);
+  EXPECT_THROW(EarlyStopping::make({.monitor = "a", .stopping_threshold = std::nan("")}),
+               ConfigError);
 }
 
 TEST(EarlyStopping, StateKeyNamesMonitorAndMode) {
-  EXPECT_EQ(EarlyStopping::make({.monitor = "a"})->state_key(), "EarlyStopping{monitor=a, mode=min}");
+  EXPECT_EQ(EarlyStopping::make({.monitor = "a"})->state_key(),
+            "EarlyStopping{monitor=a, mode=min}");
   EXPECT_EQ(EarlyStopping::make({.monitor = "a"})->kind(), CallbackKind::kMonitor);
 }
 

@@ -6,7 +6,9 @@
 
 namespace fulmen {
 
-void write_state(const std::filesystem::path& directory, const ModelCheckpoint& callback, const Progress& progress) {
+void write_state(const std::filesystem::path& directory,
+                 const ModelCheckpoint& callback,
+                 const Progress& progress) {
   CheckpointContents contents;
   contents.trainer["state"] = callback.state_dict().values;
   contents.trainer["epoch"] = progress.epoch;
@@ -15,7 +17,8 @@ void write_state(const std::filesystem::path& directory, const ModelCheckpoint& 
   write_checkpoint(directory, contents);
 }
 
-CheckpointRun::CheckpointRun(const std::filesystem::path& where, ModelCheckpointOptions options) : directory(where) {
+CheckpointRun::CheckpointRun(const std::filesystem::path& where, ModelCheckpointOptions options)
+    : directory(where) {
   options.dirpath = where;
   callback = ModelCheckpoint::make(std::move(options));
   trainer.run_plan.train_batches = 1;
@@ -63,7 +66,9 @@ void CheckpointRun::epoch(std::optional<double> val_loss) {
   end_epoch();
 }
 
-void CheckpointRun::finish() { callback->on_train_end(trainer, trainer.module()); }
+void CheckpointRun::finish() {
+  callback->on_train_end(trainer, trainer.module());
+}
 
 std::set<std::string> CheckpointRun::checkpoints() const {
   std::set<std::string> names;

@@ -12,10 +12,12 @@
 
 namespace fulmen {
 
-/// A run as the trainer would drive it, with real checkpoint directories that hold the callback's state.
+/// A run as the trainer would drive it, with real checkpoint directories that hold the callback's
+/// state.
 class CheckpointRun {
  public:
-  explicit CheckpointRun(const std::filesystem::path& directory, ModelCheckpointOptions options = {});
+  explicit CheckpointRun(const std::filesystem::path& directory,
+                         ModelCheckpointOptions options = {});
 
   /// Starts fit; with `from`, as a run restored from that checkpoint.
   void start(const std::filesystem::path& from = {});
@@ -32,7 +34,9 @@ class CheckpointRun {
   std::set<std::string> checkpoints() const;
   /// What a pointer names; "" if there is none.
   std::string pointer(const std::string& name) const;
-  int warnings(std::string_view part) const { return trainer.sink->count(LogLevel::kWarning, part); }
+  int warnings(std::string_view part) const {
+    return trainer.sink->count(LogLevel::kWarning, part);
+  }
 
   FakeTrainer trainer;
   std::shared_ptr<ModelCheckpoint> callback;
@@ -40,6 +44,8 @@ class CheckpointRun {
 };
 
 /// Writes a checkpoint that holds the state of `callback`.
-void write_state(const std::filesystem::path& directory, const ModelCheckpoint& callback, const Progress& progress);
+void write_state(const std::filesystem::path& directory,
+                 const ModelCheckpoint& callback,
+                 const Progress& progress);
 
 }  // namespace fulmen

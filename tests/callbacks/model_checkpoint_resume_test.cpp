@@ -85,8 +85,9 @@ TEST(ModelCheckpointResume, ANewerFileUnderAnOldNameIsNotRemoved) {
   first.epoch(1);
   // Its state says that epoch=0-step=1 is to go; somebody has made a new one since.
   write_state(folder.path() / "epoch=0-step=1", *first.callback, first.trainer.counters);
-  std::filesystem::last_write_time(folder.path() / "epoch=0-step=1",
-                                   std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
+  std::filesystem::last_write_time(
+      folder.path() / "epoch=0-step=1",
+      std::filesystem::file_time_type::clock::now() + std::chrono::hours(1));
   CheckpointRun second(folder.path());
   second.start(folder.path() / "epoch=1-step=2");
   EXPECT_EQ(second.checkpoints(), (Names{"epoch=0-step=1", "epoch=1-step=2"}));
@@ -209,7 +210,8 @@ TEST(ModelCheckpointException, SavesOnlyIfAskedAndNeverHidesTheError) {
   EXPECT_EQ(on.pointer("last"), "exception-epoch=0-step=1");
   on.trainer.on_save = [](const auto&, auto) { throw CheckpointError("disk full"); };
   on.batch();
-  EXPECT_NO_THROW(on.callback->on_exception(on.trainer, on.trainer.module(), std::runtime_error("boom")));
+  EXPECT_NO_THROW(
+      on.callback->on_exception(on.trainer, on.trainer.module(), std::runtime_error("boom")));
   EXPECT_EQ(on.trainer.sink->count(LogLevel::kError, "disk full"), 1);
 }
 

@@ -1,7 +1,7 @@
 #include "fulmen/callbacks/model_checkpoint.h"
 
-#include <fstream>
 #include <cmath>
+#include <fstream>
 
 #include "fulmen/core/checkpoint/checkpoint.h"
 #include "fulmen/core/support/error.h"
@@ -21,15 +21,22 @@ std::string refusal(ModelCheckpointOptions options) {
   return "";
 }
 
-bool contains(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+bool contains(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST(ModelCheckpoint, BadOptionsAreRefusedWithNameAndValue) {
-  EXPECT_TRUE(contains(refusal({.save_top_k = -2}), "save_top_k must be -1 (all), 0 (none) or more, got -2"));
+  EXPECT_TRUE(contains(refusal({.save_top_k = -2}),
+                       "save_top_k must be -1 (all), 0 (none) or more, got -2"));
   EXPECT_TRUE(contains(refusal({.save_top_k = 2}), "Set monitor"));
-  EXPECT_TRUE(contains(refusal({.every_n_train_steps = 0}), "every_n_train_steps must be at least 1, got 0"));
-  EXPECT_TRUE(contains(refusal({.every_n_epochs = -1}), "every_n_epochs must be at least 1, got -1"));
-  EXPECT_TRUE(contains(refusal({.train_time_interval = std::chrono::seconds(0)}), "train_time_interval"));
-  EXPECT_TRUE(contains(refusal({.every_n_train_steps = 1, .every_n_epochs = 1}), "2 of every_n_train_steps"));
+  EXPECT_TRUE(contains(refusal({.every_n_train_steps = 0}),
+                       "every_n_train_steps must be at least 1, got 0"));
+  EXPECT_TRUE(
+      contains(refusal({.every_n_epochs = -1}), "every_n_epochs must be at least 1, got -1"));
+  EXPECT_TRUE(
+      contains(refusal({.train_time_interval = std::chrono::seconds(0)}), "train_time_interval"));
+  EXPECT_TRUE(contains(refusal({.every_n_train_steps = 1, .every_n_epochs = 1}),
+                       "2 of every_n_train_steps"));
   EXPECT_TRUE(contains(refusal({.filename = "a/b"}), "dirpath"));
   EXPECT_EQ(refusal({.monitor = "val_loss", .save_top_k = 3, .every_n_epochs = 2}), "");
 }
@@ -66,7 +73,8 @@ TEST(ModelCheckpoint, KeepsAllForMinusOneAndNoneForZero) {
 
 TEST(ModelCheckpoint, KeepsTheBestThreeOfSix) {
   TemporaryDirectory folder;
-  CheckpointRun run(folder.path(), {.monitor = "val_loss", .mode = MonitorMode::kMax, .save_top_k = 3});
+  CheckpointRun run(folder.path(),
+                    {.monitor = "val_loss", .mode = MonitorMode::kMax, .save_top_k = 3});
   run.start();
   for (const double score : {0.5, 0.9, 0.1, 0.7, 0.2, 0.8}) run.epoch(score);
   EXPECT_EQ(run.checkpoints(), (Names{"epoch=1-step=2", "epoch=3-step=4", "epoch=5-step=6"}));
@@ -140,7 +148,8 @@ TEST(ModelCheckpoint, AFailedSaveChangesNothing) {
   CheckpointRun run(folder.path(), {.monitor = "val_loss"});
   run.start();
   run.epoch(0.5);
-  const auto save = std::exchange(run.trainer.on_save, [](const auto&, auto) { throw CheckpointError("disk full"); });
+  const auto save = std::exchange(run.trainer.on_save,
+                                  [](const auto&, auto) { throw CheckpointError("disk full"); });
   EXPECT_THROW(run.epoch(0.4), CheckpointError);
   EXPECT_EQ(run.checkpoints(), Names{"epoch=0-step=1"});
   EXPECT_EQ(run.callback->best_model_score(), 0.5);
@@ -159,7 +168,8 @@ TEST(ModelCheckpoint, ARemovedOldCheckpointIsAWarningOnly) {
   run.epoch(1);
   std::filesystem::remove_all(folder.path() / "epoch=0-step=1");
   run.epoch(1);
-  EXPECT_EQ(run.warnings("epoch=0-step=1' was to be removed and is gone already"), 1) << run.trainer.sink->all();
+  EXPECT_EQ(run.warnings("epoch=0-step=1' was to be removed and is gone already"), 1)
+      << run.trainer.sink->all();
   EXPECT_EQ(run.checkpoints(), Names{"epoch=1-step=2"});
 }
 
@@ -205,12 +215,14 @@ TEST(ModelCheckpoint, ARestartInTheSameFolderLeavesTheOldFilesAndMovesLast) {
   fresh.epoch(1);
   EXPECT_EQ(fresh.pointer("last"), "epoch=1-step=2-v1");
   EXPECT_EQ(fresh.checkpoints(), (Names{"epoch=1-step=2", "epoch=1-step=2-v1"}));
-  EXPECT_EQ(fresh.warnings("of another callback or an earlier run"), 1) << fresh.trainer.sink->all();
+  EXPECT_EQ(fresh.warnings("of another callback or an earlier run"), 1)
+      << fresh.trainer.sink->all();
 }
 
 TEST(ModelCheckpoint, ATakenNameIsAnErrorWithoutTheVersionCounter) {
   TemporaryDirectory folder;
-  CheckpointRun run(folder.path(), {.filename = "model", .save_top_k = -1, .enable_version_counter = false});
+  CheckpointRun run(folder.path(),
+                    {.filename = "model", .save_top_k = -1, .enable_version_counter = false});
   run.start();
   run.epoch(1);
   EXPECT_THROW(run.epoch(1), CheckpointError);
@@ -240,14 +252,17 @@ TEST(ModelCheckpoint, DefaultDirectoryIsTheFirstLoggersAndThenTheRoot) {
   trainer.run_plan.default_root_dir = folder.path() / "root";
   const auto callback = ModelCheckpoint::make();
   callback->setup(trainer, trainer.module(), Stage::kFit);
-  EXPECT_EQ(callback->dirpath(), std::filesystem::canonical(folder.path()) / "root" / "checkpoints");
+  EXPECT_EQ(callback->dirpath(),
+            std::filesystem::canonical(folder.path()) / "root" / "checkpoints");
   const auto nowhere = std::make_shared<CapturingLogger>();
   trainer.logger_list = {nowhere};
   callback->setup(trainer, trainer.module(), Stage::kFit);
-  EXPECT_EQ(callback->dirpath(), std::filesystem::canonical(folder.path()) / "root" / "checkpoints");
+  EXPECT_EQ(callback->dirpath(),
+            std::filesystem::canonical(folder.path()) / "root" / "checkpoints");
   nowhere->directory = folder.path() / "logs";
   callback->setup(trainer, trainer.module(), Stage::kFit);
-  EXPECT_EQ(callback->dirpath(), std::filesystem::canonical(folder.path()) / "logs" / "checkpoints");
+  EXPECT_EQ(callback->dirpath(),
+            std::filesystem::canonical(folder.path()) / "logs" / "checkpoints");
 }
 
 TEST(ModelCheckpoint, LoggersHearOfEverySave) {
@@ -271,7 +286,9 @@ TEST(ModelCheckpoint, WeightsOnlyIsPassedOn) {
 }
 
 TEST(ModelCheckpoint, TwoOfThemHaveDifferentStateKeysUnlessTheyAreTheSame) {
-  const auto key = [](ModelCheckpointOptions options) { return ModelCheckpoint::make(std::move(options))->state_key(); };
+  const auto key = [](ModelCheckpointOptions options) {
+    return ModelCheckpoint::make(std::move(options))->state_key();
+  };
   EXPECT_EQ(key({}), key({}));
   EXPECT_NE(key({}), key({.monitor = "a"}));
   EXPECT_NE(key({.monitor = "a"}), key({.monitor = "a", .mode = MonitorMode::kMax}));

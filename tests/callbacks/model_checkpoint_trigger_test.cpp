@@ -56,8 +56,9 @@ TEST(ModelCheckpointTrigger, EveryNEpochsCountsFromOne) {
 TEST(ModelCheckpointTrigger, TimeIntervalSavesAfterTheBatchWhereItIsOver) {
   TemporaryDirectory folder;
   const FakeClock clock;
-  CheckpointRun run(folder.path(),
-                    {.save_top_k = -1, .train_time_interval = std::chrono::seconds(10), .clock = clock});
+  CheckpointRun run(
+      folder.path(),
+      {.save_top_k = -1, .train_time_interval = std::chrono::seconds(10), .clock = clock});
   run.trainer.run_plan.train_batches = 100;
   run.start();
   for (int i = 0; i < 7; ++i) {
@@ -70,8 +71,9 @@ TEST(ModelCheckpointTrigger, TimeIntervalSavesAfterTheBatchWhereItIsOver) {
 TEST(ModelCheckpointTrigger, TimeIntervalWaitsForTheEndOfAWindow) {
   TemporaryDirectory folder;
   const FakeClock clock;
-  CheckpointRun run(folder.path(),
-                    {.save_top_k = -1, .train_time_interval = std::chrono::seconds(10), .clock = clock});
+  CheckpointRun run(
+      folder.path(),
+      {.save_top_k = -1, .train_time_interval = std::chrono::seconds(10), .clock = clock});
   run.trainer.run_plan.train_batches = 100;
   run.start();
   run.batch();
@@ -87,8 +89,9 @@ TEST(ModelCheckpointTrigger, TimeIntervalWaitsForTheEndOfAWindow) {
 TEST(ModelCheckpointTrigger, UncountedManualStepsStillSave) {
   TemporaryDirectory folder;
   const FakeClock clock;
-  CheckpointRun timed(folder.path() / "time",
-                      {.save_top_k = -1, .train_time_interval = std::chrono::seconds(1), .clock = clock});
+  CheckpointRun timed(
+      folder.path() / "time",
+      {.save_top_k = -1, .train_time_interval = std::chrono::seconds(1), .clock = clock});
   CheckpointRun epochs(folder.path() / "epochs", {.save_top_k = -1});
   for (auto* run : {&timed, &epochs}) {
     run->trainer.run_plan.train_batches = 10;
@@ -176,7 +179,9 @@ TEST(ModelCheckpointTrigger, AStepBeforeTheMetricIsKnownWaitsForValidation) {
   TemporaryDirectory folder;
   for (const char* filename : {"{epoch}-{step}", "{step}-{val_loss:.1f}"}) {
     CheckpointRun run(folder.path() / filename,
-                      {.filename = filename, .monitor = filename[1] == 'e' ? "val_loss" : "", .every_n_train_steps = 1});
+                      {.filename = filename,
+                       .monitor = filename[1] == 'e' ? "val_loss" : "",
+                       .every_n_train_steps = 1});
     run.trainer.run_plan.train_batches = 3;
     run.start();
     run.batch();
@@ -250,7 +255,9 @@ TEST(ModelCheckpointTrigger, ARunThatTrainedAndSavedNothingSaysSo) {
   never.start();
   never.epoch(1);
   never.finish();
-  EXPECT_EQ(never.warnings("trained 1 batches and saved no checkpoint: every_n_train_steps was not reached"), 1);
+  EXPECT_EQ(never.warnings(
+                "trained 1 batches and saved no checkpoint: every_n_train_steps was not reached"),
+            1);
 
   CheckpointRun unknown(folder.path() / "unknown", {.monitor = "acc"});
   unknown.start();

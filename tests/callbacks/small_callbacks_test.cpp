@@ -14,7 +14,8 @@ namespace {
 class FakeOptimizer : public Optimizer {
  public:
   using Group = std::map<std::string, double, std::less<>>;
-  FakeOptimizer(std::string name, std::vector<Group> groups) : name_(std::move(name)), groups_(std::move(groups)) {}
+  FakeOptimizer(std::string name, std::vector<Group> groups)
+      : name_(std::move(name)), groups_(std::move(groups)) {}
   std::string_view name() const override { return name_; }
   std::size_t group_count() const override { return groups_.size(); }
   std::span<const NamedParameter> parameters(std::size_t) const override { return {}; }
@@ -40,12 +41,14 @@ class FakeOptimizer : public Optimizer {
   std::vector<Group> groups_;
 };
 
-std::shared_ptr<FakeOptimizer> optimizer(std::string name, std::vector<FakeOptimizer::Group> groups) {
+std::shared_ptr<FakeOptimizer> optimizer(std::string name,
+                                         std::vector<FakeOptimizer::Group> groups) {
   return std::make_shared<FakeOptimizer>(std::move(name), std::move(groups));
 }
 
 struct RateRun {
-  explicit RateRun(LearningRateMonitorOptions options = {}) : callback(LearningRateMonitor::make(options)) {
+  explicit RateRun(LearningRateMonitorOptions options = {})
+      : callback(LearningRateMonitor::make(options)) {
     trainer.logger_list = {logger};
     trainer.run_plan.log_every_n_steps = 2;
   }
@@ -65,7 +68,8 @@ TEST(LearningRateMonitor, NamesGroupsAndOptimizersOfOneClassApart) {
   RateRun run({.log_momentum = true, .log_weight_decay = true});
   run.trainer.optimizers = {
       {.optimizer = optimizer("AdamW", {{{"lr", 0.1}, {"beta1", 0.9}, {"weight_decay", 0.5}}})},
-      {.optimizer = optimizer("SGD", {{{"lr", 1}, {"momentum", 0.8}}, {{"lr", 2}, {"momentum", 0.7}}})},
+      {.optimizer =
+           optimizer("SGD", {{{"lr", 1}, {"momentum", 0.8}}, {{"lr", 2}, {"momentum", 0.7}}})},
       {.optimizer = optimizer("AdamW", {{{"lr", 0.3}}})},
   };
   run.start();
@@ -84,16 +88,20 @@ TEST(LearningRateMonitor, NamesGroupsAndOptimizersOfOneClassApart) {
 TEST(LearningRateMonitor, LogsEachOptimizerAtTheIntervalOfItsScheduler) {
   RateRun run;
   run.trainer.optimizers = {
-      {.optimizer = optimizer("A", {{{"lr", 1}}}), .schedulers = {{.scheduler = {}, .interval = Interval::kStep}}},
-      {.optimizer = optimizer("B", {{{"lr", 2}}}), .schedulers = {{.scheduler = {}, .name = "rate of B"}}},
+      {.optimizer = optimizer("A", {{{"lr", 1}}}),
+       .schedulers = {{.scheduler = {}, .interval = Interval::kStep}}},
+      {.optimizer = optimizer("B", {{{"lr", 2}}}),
+       .schedulers = {{.scheduler = {}, .name = "rate of B"}}},
   };
   run.start();
   run.epoch_start();
   ASSERT_EQ(run.logger->records.size(), 1u);
-  EXPECT_EQ(run.logger->records[0].metrics, (std::map<std::string, double>{{"epoch", 0}, {"rate of B", 2}}));
+  EXPECT_EQ(run.logger->records[0].metrics,
+            (std::map<std::string, double>{{"epoch", 0}, {"rate of B", 2}}));
   for (std::int64_t step = 0; step < 4; ++step) run.batch_start(step);
   ASSERT_EQ(run.logger->records.size(), 3u);
-  EXPECT_EQ(run.logger->records[1].metrics, (std::map<std::string, double>{{"epoch", 0}, {"lr-A", 1}}));
+  EXPECT_EQ(run.logger->records[1].metrics,
+            (std::map<std::string, double>{{"epoch", 0}, {"lr-A", 1}}));
   EXPECT_EQ(run.logger->records[1].step, 1);
   EXPECT_EQ(run.logger->records[2].step, 3);
 }
@@ -136,7 +144,8 @@ TEST(Timer, StopsAfterTheBatchWhereTheTimeIsOver) {
   EXPECT_EQ(run.callback->remaining()->count(), 4);
   run.batch(5);
   ASSERT_EQ(run.trainer.stop_reasons.size(), 1u);
-  EXPECT_EQ(run.trainer.stop_reasons[0], "training took 11 s of the 10 s that Timer::max_time allows.");
+  EXPECT_EQ(run.trainer.stop_reasons[0],
+            "training took 11 s of the 10 s that Timer::max_time allows.");
   EXPECT_EQ(run.callback->remaining()->count(), 0);
 }
 
@@ -209,7 +218,8 @@ TEST(GradientAccumulationScheduler, UsesTheLastEntryThatIsReached) {
 TEST(GradientAccumulationScheduler, SetsTheFactorOfARunResumedInsideAnEpoch) {
   FakeTrainer trainer;
   trainer.counters.epoch = 3;
-  GradientAccumulationScheduler::make({.scheduling = {{2, 4}}})->on_train_start(trainer, trainer.module());
+  GradientAccumulationScheduler::make({.scheduling = {{2, 4}}})
+      ->on_train_start(trainer, trainer.module());
   EXPECT_EQ(trainer.accumulate, std::vector<std::int64_t>{4});
 }
 
@@ -228,16 +238,24 @@ TEST(LambdaCallback, CallsTheFunctionsThatAreSetWithTheirArguments) {
   FakeTrainer trainer;
   std::vector<std::string> calls;
   const auto callback = LambdaCallback::make({
-      .setup = [&](TrainerContext&, ModuleBase&, Stage stage) { calls.emplace_back(to_string(stage)); },
-      .on_train_epoch_end = [&](TrainerContext& context, ModuleBase& module) {
-        EXPECT_EQ(&context, &trainer);
-        EXPECT_EQ(&module, &trainer.module());
-        calls.emplace_back("epoch end");
-      },
-      .on_test_batch_end = [&](TrainerContext&, ModuleBase&, const StepOutput& outputs, BatchView, std::int64_t batch,
-                               std::int64_t loader) {
-        calls.push_back(std::to_string(*outputs.weight) + " " + std::to_string(batch) + " " + std::to_string(loader));
-      },
+      .setup =
+          [&](TrainerContext&, ModuleBase&, Stage stage) { calls.emplace_back(to_string(stage)); },
+      .on_train_epoch_end =
+          [&](TrainerContext& context, ModuleBase& module) {
+            EXPECT_EQ(&context, &trainer);
+            EXPECT_EQ(&module, &trainer.module());
+            calls.emplace_back("epoch end");
+          },
+      .on_test_batch_end =
+          [&](TrainerContext&,
+              ModuleBase&,
+              const StepOutput& outputs,
+              BatchView,
+              std::int64_t batch,
+              std::int64_t loader) {
+            calls.push_back(std::to_string(*outputs.weight) + " " + std::to_string(batch) + " " +
+                            std::to_string(loader));
+          },
   });
   StepOutput outputs;
   outputs.weight = 0.5;

@@ -15,8 +15,9 @@ namespace {
 using Results = std::vector<std::map<std::string, double>>;
 
 TEST(ResultsTable, HasOneRowAMetricAndOneColumnALoader) {
-  const Results results = {{{"acc/dataloader_idx_0", 0.97500002384}, {"loss", 12345.678}},
-                           {{"acc/dataloader_idx_1", 1}, {"only_here/dataloader_idx_1", std::nan("")}}};
+  const Results results = {
+      {{"acc/dataloader_idx_0", 0.97500002384}, {"loss", 12345.678}},
+      {{"acc/dataloader_idx_1", 1}, {"only_here/dataloader_idx_1", std::nan("")}}};
   EXPECT_EQ(format_results_table(Stage::kTest, results),
             "+-------------+--------------+--------------+\n"
             "| Test metric | DataLoader 0 | DataLoader 1 |\n"
@@ -48,7 +49,8 @@ struct TiedModule : torch::nn::Module {
       const auto layer = register_module(name, std::make_shared<Layer>());
       layer->register_parameter("weight", weight);
     }
-    register_module("body", torch::nn::Sequential(torch::nn::Linear(2, 1), torch::nn::ReLU()))->eval();
+    register_module("body", torch::nn::Sequential(torch::nn::Linear(2, 1), torch::nn::ReLU()))
+        ->eval();
     register_parameter("scale", torch::ones({5}, torch::kDouble), /*requires_grad=*/false);
   }
   struct Layer : torch::nn::Module {
@@ -86,7 +88,8 @@ TEST(ModelSummary, DepthBoundsTheTable) {
 TEST(ModelSummary, IsSaidWhenFitStartsByTheFirstRankOnly) {
   FakeTrainer trainer;
   ModelSummary::make()->on_fit_start(trainer, trainer.module());
-  EXPECT_EQ(trainer.sink->count(LogLevel::kInfo, "| layer | Linear |      9 |"), 1) << trainer.sink->all();
+  EXPECT_EQ(trainer.sink->count(LogLevel::kInfo, "| layer | Linear |      9 |"), 1)
+      << trainer.sink->all();
   trainer.fake_strategy.place = {.rank = 1, .local_rank = 1, .world_size = 2};
   ModelSummary::make()->on_fit_start(trainer, trainer.module());
   EXPECT_EQ(trainer.sink->lines.size(), 1u);

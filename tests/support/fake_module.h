@@ -9,7 +9,8 @@ namespace fulmen {
 /// Linear(2, 3) as "layer", no steps.
 class FakeModule : public LightningModule<> {
  public:
-  FakeModule() : LightningModule("FakeModule"), layer(register_module("layer", torch::nn::Linear(2, 3))) {}
+  FakeModule()
+      : LightningModule("FakeModule"), layer(register_module("layer", torch::nn::Linear(2, 3))) {}
   OptimizationMode optimization_mode() const override { return mode; }
 
   torch::nn::Linear layer;

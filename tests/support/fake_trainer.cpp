@@ -50,7 +50,8 @@ void FakeTrainer::save_checkpoint(const std::filesystem::path& directory, Checkp
 
 TemporaryDirectory::TemporaryDirectory() {
   std::string name = (std::filesystem::temp_directory_path() / "fulmen_test_XXXXXX").string();
-  if (::mkdtemp(name.data()) == nullptr) throw std::system_error(errno, std::generic_category(), name);
+  if (::mkdtemp(name.data()) == nullptr)
+    throw std::system_error(errno, std::generic_category(), name);
   path_ = name;
 }
 

@@ -44,7 +44,9 @@ class CapturingLogger : public Logger {
   void log_metrics(const std::map<std::string, double>& metrics, std::int64_t step) override {
     records.push_back({metrics, step});
   }
-  void after_save_checkpoint(const std::filesystem::path& checkpoint) override { checkpoints.push_back(checkpoint); }
+  void after_save_checkpoint(const std::filesystem::path& checkpoint) override {
+    checkpoints.push_back(checkpoint);
+  }
 
   std::filesystem::path directory;
   std::vector<Record> records;
@@ -80,12 +82,16 @@ class FakeTrainer : public TrainerContext {
   std::map<std::string, double> callback_metrics() const override { return metrics; }
   std::map<std::string, double> progress_bar_metrics() const override;
   std::map<std::string, double> logged_metrics() const override { return metrics; }
-  void log_value(std::string_view name, const at::Tensor& value, const LogOptions& options) override;
+  void log_value(std::string_view name,
+                 const at::Tensor& value,
+                 const LogOptions& options) override;
   void log_value(std::string_view name, double value, const LogOptions& options) override;
   void stop_training(std::string_view reason) override { stop_reasons.emplace_back(reason); }
   /// Records; writes if `on_save` does.
   void save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope) override;
-  void set_accumulate_grad_batches(std::int64_t micro_batches) override { accumulate.push_back(micro_batches); }
+  void set_accumulate_grad_batches(std::int64_t micro_batches) override {
+    accumulate.push_back(micro_batches);
+  }
   std::span<const OptimizerConfig> optimizer_configs() const override { return optimizers; }
   std::span<const std::shared_ptr<Logger>> loggers() const override { return logger_list; }
   Strategy& strategy() override { return fake_strategy; }

@@ -155,7 +155,8 @@ bool EvaluationLoop::run_batches(std::vector<LimitedSource>& loaders) {
       LimitedSource& source;
       ~Stop() { source.stop(); }
     } stop{loader};
-    loader.start({.epoch = session_.state.progress.epoch, .batches_to_skip = 0});
+    const auto order = session_.options.overfit_batches ? 0 : session_.state.progress.epoch;
+    loader.start({.epoch = order, .batches_to_skip = 0});
     for (std::int64_t batch_idx = 0; loader.next(batch); ++batch_idx) {
       session_.transfer(batch.view(), static_cast<std::int64_t>(i));
       run_batch(batch.view(), batch_idx, static_cast<std::int64_t>(i));

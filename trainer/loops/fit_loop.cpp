@@ -66,6 +66,12 @@ void FitLoop::connect_training_data() {
   }
   window_.set_data(*data_);
   check_interval();
+  const auto window = session_.state.accumulate_grad_batches;
+  const auto size = data_->size();
+  if (size && *size > 0 && *size < window) {
+    session_.log().warning_once("Trainer: accumulate_grad_batches = ", window, " is more than the ", *size, " batches of ",
+                                "an epoch. A window ends with its epoch: each step is the mean over those ", *size, ".");
+  }
 }
 
 BatchLimit FitLoop::train_limit() const {
@@ -92,7 +98,8 @@ void FitLoop::check_interval() const {
 void FitLoop::sanity_check() {
   const auto steps = session_.options.num_sanity_val_steps;
   const bool in_epoch = session_.state.epoch_started;
-  if (!session_.plan_.has_validation || steps == 0 || session_.options.fast_dev_run > 0 || in_epoch) return;
+  const bool off = steps == 0 || session_.options.fast_dev_run > 0 || session_.options.barebones;
+  if (!session_.plan_.has_validation || off || in_epoch) return;
   const auto random_state = session_.accelerator->random_state(session_.strategy().root_device());
   session_.sanity_checking_ = true;
   session_.call_callbacks(HookPoint::kOnSanityCheckStart, &Callback::on_sanity_check_start);
@@ -144,7 +151,9 @@ void FitLoop::start_epoch() {
     connect_validation_data();
     connect_training_data();
   }
-  if (!state.epoch_done) data_->start({.epoch = state.progress.epoch, .batches_to_skip = state.progress.batch_idx});
+  // The same batches in the same order each time, also if they are shuffled.
+  const auto order = session_.options.overfit_batches ? 0 : state.progress.epoch;
+  if (!state.epoch_done) data_->start({.epoch = order, .batches_to_skip = state.progress.batch_idx});
   session_.plan_.train_batches = data_->size();
   session_.metrics.begin_epoch();
   if (resumed) return;
@@ -167,8 +176,8 @@ void FitLoop::run_epoch() {
   }
   data_->stop();
   if (session_.interruption() != nullptr) return;
-  if (state.epoch_done && state.progress.batch_idx == 0 && state.progress.total_batches == steps_before &&
-      !data_->size()) {
+  if (state.epoch_done && !state.epoch_cut && state.progress.batch_idx == 0 &&
+      state.progress.total_batches == steps_before && !data_->size()) {
     fail<DataError>("the training loader", "yielded no batch in epoch ", state.progress.epoch,
                     ". A range that can be read only once is empty in its second epoch: use a DataLoader or stream.");
   }
@@ -188,6 +197,8 @@ void FitLoop::end_epoch() {
 
   // A checkpoint of an epoch that is not complete goes on with its sums.
   if (!complete) pinned_metrics_ = session_.metrics.state_dict();
+  // Hooks that throw here are run anew after a resume.
+  if (keeps_boundary_) pinned_ = capture_position(session_);
   session_.metrics.end_epoch();
   const auto point = HookPoint::kOnTrainEpochEnd;
   session_.call_callbacks_if(point, is_ordinary, &Callback::on_train_epoch_end);
@@ -196,6 +207,7 @@ void FitLoop::end_epoch() {
   // Before checkpoints are written, so that a resumed run has the same learning rate.
   if (complete) step_plateau_schedulers(Interval::kEpoch, state.progress.epoch + 1);
   state.epoch_closing = complete;
+  pinned_.reset();
   session_.call_callbacks_if(point, is_monitor, &Callback::on_train_epoch_end);
   session_.metrics.commit();
   session_.metrics.set_hook(HookPoint::kOutside);

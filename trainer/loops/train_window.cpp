@@ -40,7 +40,7 @@ bool TrainWindow::start_batch() {
   auto& state = session_.state;
   batch_idx_ = state.progress.batch_idx;
   state.updated = false;
-  state.skip_update = false;
+  if (!state.window_open()) state.skip_update = false;
   output_ = {};
   session_.transfer(batch_.view(), 0);
   session_.metrics.set_batch(batch_.view());
@@ -86,6 +86,10 @@ void TrainWindow::apply() {
       fail<ConfigError>(session_.module->name(), "optimizer_step did not call its closure, so the batch was not trained ",
                         "on. Call it, or ModuleBase::optimizer_step, which does.");
     }
+    // An override may step the optimizer itself.
+    const bool stepped = watched_.defined() && static_cast<std::int64_t>(watched_._version()) != watched_version_;
+    watched_.reset();
+    if (stepped && !state.skip_update) state.updated = true;
     if (state.updated) ++state.optimizer_steps[i];
   }
   if (session_.scaler && state.losses > 0) session_.scaler->update();
@@ -108,6 +112,7 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
     if (!state.skip_update) finish_gradients();
   }
   if (state.skip_update) {
+    drop_gradients();
     session_.metrics.set_hook(HookPoint::kOptimizerStep);
     return loss;
   }
@@ -116,7 +121,24 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
   session_.hook(HookPoint::kConfigureGradientClipping)
       .configure_gradient_clipping(chosen, session_.options.gradient_clip_val, session_.options.gradient_clip_algorithm);
   session_.metrics.set_hook(HookPoint::kOptimizerStep);
+  if (!again) watch(chosen);
+  state.phase = BatchPhase::kUpdating;
   return loss;
+}
+
+void TrainWindow::drop_gradients() const {
+  for (const auto& [name, parameter] : session_.distinct_parameters()) parameter.mutable_grad().reset();
+}
+
+void TrainWindow::watch(const Optimizer& optimizer) {
+  for (std::size_t group = 0; group < optimizer.group_count(); ++group) {
+    for (const auto& parameter : optimizer.parameters(group)) {
+      if (!parameter.tensor.grad().defined()) continue;
+      watched_ = parameter.tensor;
+      watched_version_ = static_cast<std::int64_t>(watched_._version());
+      return;
+    }
+  }
 }
 
 void TrainWindow::run_training_step() {
@@ -136,6 +158,7 @@ at::Tensor TrainWindow::run_micro_batch(GradSync sync) {
     output_.loss = output_.loss.detach();
     return output_.loss;
   }
+  if (!output_.loss.requires_grad()) return output_.loss;  // Without optimizers nothing needs its gradient.
   run_backward(output_.loss, sync);
   add_weight();
   output_.loss = output_.loss.detach();
@@ -157,6 +180,10 @@ void TrainWindow::check_loss() const {
   if (loss.numel() != 1) {
     fail<TrainingError>(name, "training_step returned a loss of shape ", loss.sizes(), " in batch ", batch_idx_,
                         "; a loss is a scalar. Reduce it, for example with .mean().");
+  }
+  if (output_.weight_tensor.defined() && output_.weight_tensor.numel() != 1) {
+    fail<TrainingError>(name, "training_step returned a weight of shape ", output_.weight_tensor.sizes(), " in batch ",
+                        batch_idx_, "; a weight is one number for the micro-batch, for example its tokens.");
   }
   if (!loss.requires_grad() && !session_.optimizers.empty()) {
     fail<TrainingError>(name, "training_step returned a loss without a graph in batch ", batch_idx_,
@@ -187,7 +214,7 @@ void TrainWindow::run_backward(const at::Tensor& loss, GradSync sync) {
 at::Tensor TrainWindow::seed() const {
   const auto& loss = output_.loss;
   at::Tensor seed;
-  if (session_.state.accumulate_grad_batches > 1) {  // One weight alone cancels out.
+  if (divides()) {  // One weight alone cancels out.
     if (output_.weight_tensor.defined()) {
       seed = output_.weight_tensor.detach().reshape(loss.sizes()).to(loss.options());
     } else if (output_.weight) {
@@ -204,7 +231,7 @@ void TrainWindow::add_weight() {
   auto& state = session_.state;
   ++state.losses;
   if (output_.weight_tensor.defined()) {
-    auto weight = output_.weight_tensor.detach().to(at::kDouble);
+    auto weight = output_.weight_tensor.detach().reshape({}).to(at::kDouble);
     state.weight.tensor = state.weight.tensor.defined() ? state.weight.tensor + weight : weight;
     return;
   }
@@ -221,10 +248,13 @@ void TrainWindow::add_weight() {
   state.weight.number += weight;
 }
 
+bool TrainWindow::divides() const {
+  return session_.state.accumulate_grad_batches > 1 || session_.strategy().topology().world_size > 1;
+}
+
 void TrainWindow::finish_gradients() {
   auto& state = session_.state;
-  const bool divides = state.accumulate_grad_batches > 1 || session_.strategy().topology().world_size > 1;
-  if (divides) {
+  if (divides()) {
     std::vector<at::Tensor> gradients;
     for (const auto& [name, parameter] : session_.distinct_parameters()) {
       if (parameter.grad().defined()) gradients.push_back(parameter.grad());

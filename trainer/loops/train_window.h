@@ -42,9 +42,14 @@ class TrainWindow final : public Window {
   void add_weight();
   at::Tensor closure(std::size_t optimizer);
   void apply();
+  bool divides() const;
   void finish_gradients();
   bool gradients_are_finite(Optimizer& optimizer);
   void close();
+  /// So that an optimizer that is stepped nevertheless finds nothing to do.
+  void drop_gradients() const;
+  /// Remembers a parameter that a step will change.
+  void watch(const Optimizer& optimizer);
 
   Session& session_;
   FitLoop& loop_;
@@ -58,6 +63,8 @@ class TrainWindow final : public Window {
   bool scaler_used_ = false;
   bool data_left_ = true;   ///< False where the window is closed without a further micro-batch.
   std::vector<Optimizer::Closure> closures_;
+  at::Tensor watched_;
+  std::int64_t watched_version_ = 0;
 };
 
 }  // namespace fulmen::detail

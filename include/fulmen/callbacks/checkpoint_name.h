@@ -12,9 +12,10 @@ namespace fulmen {
 
 /// Names of checkpoints from a template such as "{epoch}-{step}-{val_loss:.2f}".
 ///
-/// In braces stands `epoch`, `step` or a metric, then optionally a format as in Python: [0][width][.precision]
-/// and one of d (epoch and step only), f, e, g. Without a format a value is written with the fewest digits that
-/// give it back; short values are filled up with _. With keys inserted each is preceded by "key=", the key as escape_metric_name writes it.
+/// In braces stands `epoch`, `step` or a metric, then optionally a format as in Python:
+/// [0][width][.precision] and one of d (epoch and step only), f, e, g. Without a format a value is
+/// written with the fewest digits that give it back; short values are filled up with _. With keys
+/// inserted each is preceded by "key=", the key as escape_metric_name writes it.
 class CheckpointNameTemplate {
  public:
   enum class Insert { kKeyAndValue, kValueOnly };
@@ -48,13 +49,14 @@ class CheckpointNameTemplate {
   std::vector<Piece> pieces_;
 };
 
-/// Replaces '/', '%', '=', '-' and control characters by %XX, so that a name is one path component and can be
-/// split again: "val/loss" is "val%2Floss".
+/// Replaces '/', '%', '=', '-' and control characters by %XX, so that a name is one path component
+/// and can be split again: "val/loss" is "val%2Floss".
 std::string escape_metric_name(std::string_view name);
 std::string unescape_metric_name(std::string_view escaped);
 
 /// The values in a name that was made with keys inserted and joined by '-':
-/// "epoch=3-val%2Floss=0.25-v1" gives {epoch: 3, val/loss: 0.25}. What is no key=number is left out.
+/// "epoch=3-val%2Floss=0.25-v1" gives {epoch: 3, val/loss: 0.25}. What is no key=number is left
+/// out.
 std::map<std::string, double> parse_checkpoint_name(std::string_view name);
 
 }  // namespace fulmen

@@ -12,21 +12,22 @@ namespace fulmen {
 
 struct EarlyStoppingOptions {
   std::string monitor = {};  ///< Required.
-  double min_delta = 0;      ///< A value must be better by more than this to count as an improvement.
+  double min_delta = 0;  ///< A value must be better by more than this to count as an improvement.
   std::int64_t patience = 3;  ///< Checks (not epochs) without improvement after which the fit ends.
   MonitorMode mode = MonitorMode::kMin;
   bool strict = true;        ///< A metric that was not logged is an error; else a warning.
   bool check_finite = true;  ///< End as soon as the metric is NaN or infinite.
   std::optional<double> stopping_threshold = {};    ///< End when the metric is better than this.
   std::optional<double> divergence_threshold = {};  ///< End when the metric is worse than this.
-  /// Check at the end of the training epoch, or of validation. Unset: validation, unless each epoch ends with its
-  /// only one (then its values are known at the end of the epoch) or there is none.
+  /// Check at the end of the training epoch, or of validation. Unset: validation, unless each epoch
+  /// ends with its only one (then its values are known at the end of the epoch) or there is none.
   std::optional<bool> check_on_train_epoch_end = {};
   bool verbose = false;  ///< Say when the metric improves.
 };
 
-/// Ends the fit when a metric stops improving. The decision is made anew at each check: while min_epochs or
-/// min_steps hold it back, an improvement takes it back. After a resume `patience` is that of the options.
+/// Ends the fit when a metric stops improving. The decision is made anew at each check: while
+/// min_epochs or min_steps hold it back, an improvement takes it back. After a resume `patience` is
+/// that of the options.
 class EarlyStopping : public Callback {
  public:
   /// Throws ConfigError for options out of range.

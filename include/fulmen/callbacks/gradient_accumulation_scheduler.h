@@ -9,7 +9,8 @@
 namespace fulmen {
 
 struct GradientAccumulationSchedulerOptions {
-  /// From which epoch (the first is 0) how many micro-batches make a step; before the first entry: 1.
+  /// From which epoch (the first is 0) how many micro-batches make a step; before the first
+  /// entry: 1.
   std::map<std::int64_t, std::int64_t> scheduling = {};
 };
 
@@ -17,7 +18,8 @@ struct GradientAccumulationSchedulerOptions {
 class GradientAccumulationScheduler : public Callback {
  public:
   /// Throws ConfigError if `scheduling` is empty, or has an epoch below 0 or a factor below 1.
-  static std::shared_ptr<GradientAccumulationScheduler> make(GradientAccumulationSchedulerOptions options);
+  static std::shared_ptr<GradientAccumulationScheduler> make(
+      GradientAccumulationSchedulerOptions options);
 
   std::int64_t factor(std::int64_t epoch) const;
 

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "fulmen/core/module/callback.h"
 
@@ -12,13 +13,16 @@ struct LambdaCallbackOptions {
   using Hook = std::function<void(TrainerContext&, ModuleBase&)>;
   using StageHook = std::function<void(TrainerContext&, ModuleBase&, Stage)>;
   using OptimizerHook = std::function<void(TrainerContext&, ModuleBase&, Optimizer&)>;
-  using TrainBatchStart = std::function<void(TrainerContext&, ModuleBase&, BatchView, std::int64_t)>;
-  using TrainBatchEnd = std::function<void(TrainerContext&, ModuleBase&, const StepOutput&, BatchView, std::int64_t)>;
-  using BatchStart = std::function<void(TrainerContext&, ModuleBase&, BatchView, std::int64_t, std::int64_t)>;
-  using BatchEnd =
-      std::function<void(TrainerContext&, ModuleBase&, const StepOutput&, BatchView, std::int64_t, std::int64_t)>;
-  using PredictBatchEnd =
-      std::function<void(TrainerContext&, ModuleBase&, BatchView, BatchView, std::int64_t, std::int64_t)>;
+  using TrainBatchStart =
+      std::function<void(TrainerContext&, ModuleBase&, BatchView, std::int64_t)>;
+  using TrainBatchEnd =
+      std::function<void(TrainerContext&, ModuleBase&, const StepOutput&, BatchView, std::int64_t)>;
+  using BatchStart =
+      std::function<void(TrainerContext&, ModuleBase&, BatchView, std::int64_t, std::int64_t)>;
+  using BatchEnd = std::function<void(
+      TrainerContext&, ModuleBase&, const StepOutput&, BatchView, std::int64_t, std::int64_t)>;
+  using PredictBatchEnd = std::function<void(
+      TrainerContext&, ModuleBase&, BatchView, BatchView, std::int64_t, std::int64_t)>;
   using StateHook = std::function<void(TrainerContext&, ModuleBase&, StateDict&)>;
   using LoadHook = std::function<void(TrainerContext&, ModuleBase&, const StateDict&)>;
 
@@ -91,22 +95,22 @@ class LambdaCallback : public Callback {
   void on_validation_epoch_start(Context&, Module&) override;
   void on_validation_epoch_end(Context&, Module&) override;
   void on_validation_batch_start(Context&, Module&, BatchView, std::int64_t, std::int64_t) override;
-  void on_validation_batch_end(Context&, Module&, const StepOutput&, BatchView, std::int64_t,
-                               std::int64_t) override;
+  void on_validation_batch_end(
+      Context&, Module&, const StepOutput&, BatchView, std::int64_t, std::int64_t) override;
   void on_test_start(Context&, Module&) override;
   void on_test_end(Context&, Module&) override;
   void on_test_epoch_start(Context&, Module&) override;
   void on_test_epoch_end(Context&, Module&) override;
   void on_test_batch_start(Context&, Module&, BatchView, std::int64_t, std::int64_t) override;
-  void on_test_batch_end(Context&, Module&, const StepOutput&, BatchView, std::int64_t,
-                         std::int64_t) override;
+  void on_test_batch_end(
+      Context&, Module&, const StepOutput&, BatchView, std::int64_t, std::int64_t) override;
   void on_predict_start(Context&, Module&) override;
   void on_predict_end(Context&, Module&) override;
   void on_predict_epoch_start(Context&, Module&) override;
   void on_predict_epoch_end(Context&, Module&) override;
   void on_predict_batch_start(Context&, Module&, BatchView, std::int64_t, std::int64_t) override;
-  void on_predict_batch_end(Context&, Module&, BatchView, BatchView, std::int64_t,
-                            std::int64_t) override;
+  void on_predict_batch_end(
+      Context&, Module&, BatchView, BatchView, std::int64_t, std::int64_t) override;
   void on_exception(Context&, Module&, const std::exception&) override;
   void on_interrupt(Context&, Module&, std::string_view) override;
   void on_save_checkpoint(Context&, Module&, StateDict&) override;

@@ -17,7 +17,7 @@ namespace fulmen {
 
 enum class SaveLast {
   kNo,       ///< The pointer `last` names the newest checkpoint that was kept for its own sake.
-  kPointer,  ///< Every trigger saves, also what is not among the best; the newest is kept and `last` names it.
+  kPointer,  ///< Every trigger saves, also what is not among the best, and `last` stays.
 };
 
 struct ModelCheckpointOptions {
@@ -26,7 +26,7 @@ struct ModelCheckpointOptions {
   /// See CheckpointNameTemplate. If the name exists, "-v1", "-v2", ... follows it.
   std::string filename = "{epoch}-{step}";
   bool auto_insert_metric_name = true;  ///< "epoch=3" in place of "3".
-  std::string monitor = {};             ///< Metric that decides which is best; empty: the newest is best.
+  std::string monitor = {};  ///< Metric that decides which is best; empty: the newest is best.
   MonitorMode mode = MonitorMode::kMin;
   std::int64_t save_top_k = 1;  ///< How many of the best are kept; -1: all, 0: none.
   SaveLast save_last = SaveLast::kNo;
@@ -37,8 +37,8 @@ struct ModelCheckpointOptions {
   std::optional<std::int64_t> every_n_train_steps = {};
   std::optional<std::int64_t> every_n_epochs = {};
   std::optional<std::chrono::duration<double>> train_time_interval = {};
-  /// When epochs trigger: at the end of the training epoch, or of validation. Unset: validation, unless each epoch
-  /// ends with its only one (then its values are known at the end of the epoch) or there is none.
+  /// Epochs save at the end of training, or of validation. Unset: of validation, unless each epoch
+  /// ends with its only one (its values are known at the epoch's end then) or there is none.
   std::optional<bool> save_on_train_epoch_end = {};
   bool enable_version_counter = true;  ///< False: a name that exists is an error.
   bool verbose = false;
@@ -47,11 +47,11 @@ struct ModelCheckpointOptions {
 
 /// Saves checkpoints during a fit and keeps the best. See docs/checkpoints.md.
 ///
-/// A save is written, then the pointers `last` and `best` in `dirpath` are moved, then what is not kept any more is
-/// removed: only what this callback saved, in this run or the one it resumes, and never what the run was restored
-/// from (the next run removes that). A metric that is NaN is worse than any number. A step or time trigger whose
-/// metric is not known yet, or that falls on the last batch of an epoch with validation, waits for validation.
-/// Metrics must be equal on all ranks; every rank runs this callback.
+/// A save is written, then the pointers `last` and `best` in `dirpath` are moved, then what is not
+/// kept any more is removed: only what this callback saved, in this run or the one it resumes, and
+/// never what the run was restored from (the next run removes that). A metric that is NaN is worse
+/// than any number. A step or time trigger whose metric is not known yet, or that falls on the last
+/// batch of an epoch with validation, waits for it. Metrics must be equal on all ranks.
 class ModelCheckpoint : public Callback {
  public:
   /// Throws ConfigError for options that contradict each other or are out of range.
@@ -79,7 +79,10 @@ class ModelCheckpoint : public Callback {
 
   void setup(Context& context, Module& module, Stage stage) override;
   void on_train_start(Context& context, Module& module) override;
-  void on_train_batch_end(Context& context, Module& module, const StepOutput& outputs, BatchView batch,
+  void on_train_batch_end(Context& context,
+                          Module& module,
+                          const StepOutput& outputs,
+                          BatchView batch,
                           std::int64_t batch_idx) override;
   void on_validation_end(Context& context, Module& module) override;
   void on_train_epoch_end(Context& context, Module& module) override;
@@ -133,7 +136,7 @@ class ModelCheckpoint : public Callback {
   CheckpointNameTemplate names_;
   std::filesystem::path directory_;
   State state_;
-  std::filesystem::path loaded_directory_;  ///< Where a loaded state comes from, until it is adopted.
+  std::filesystem::path loaded_directory_;  ///< Of a loaded state that is not adopted yet.
   std::filesystem::path foreign_best_;      ///< Best of a run that saved elsewhere.
   bool validated_ = false;
   bool warned_of_clash_ = false;

@@ -19,19 +19,21 @@ enum class ProgressBarStyle {
 };
 
 struct ProgressBarOptions {
-  /// kTty: redraw only at multiples of so many batches, kPlain: also write a line there. 0: kTty is bound by
-  /// min_refresh_interval alone, kPlain writes nothing within an epoch.
+  /// kTty: redraw only at multiples of so many batches, kPlain: also write a line there. 0: kTty is
+  /// bound by min_refresh_interval alone, kPlain writes nothing within an epoch.
   std::int64_t refresh_rate = 0;
   ProgressBarStyle style = ProgressBarStyle::kAuto;
-  std::chrono::duration<double> min_refresh_interval = std::chrono::milliseconds(100);  ///< Of kTty.
-  std::ostream* output = nullptr;  ///< Not owned. Null: standard output; no other output counts as a terminal.
-  int width = 0;                   ///< Columns of the live line. 0: what the terminal says, else 80.
+  std::chrono::duration<double> min_refresh_interval =
+      std::chrono::milliseconds(100);  ///< Of kTty.
+  std::ostream* output =
+      nullptr;    ///< Not owned. Null: standard output; no other output counts as a terminal.
+  int width = 0;  ///< Columns of the live line. 0: what the terminal says, else 80.
   std::function<std::chrono::steady_clock::time_point()> clock = {};  ///< Unset: the steady clock.
 };
 
-/// Shows how far a run is: "Epoch 3: 45/100 [====>     ] 12.3 it/s, eta 0:04, loss=0.123". Metrics are those
-/// logged with prog_bar; they are read from the device only when a line is written. A batch that writes nothing
-/// costs one look at the clock, or none (kPlain). Rank 0 alone writes.
+/// Shows how far a run is: "Epoch 3: 45/100 [====>     ] 12.3 it/s, eta 0:04, loss=0.123". Metrics
+/// are those logged with prog_bar; they are read from the device only when a line is written. A
+/// batch that writes nothing costs one look at the clock, or none (kPlain). Rank 0 alone writes.
 class ProgressBar : public Callback {
  public:
   /// Throws ConfigError for options out of range.
@@ -44,20 +46,35 @@ class ProgressBar : public Callback {
   void on_sanity_check_end(Context& context, Module& module) override;
   void on_train_start(Context& context, Module& module) override;
   void on_train_epoch_start(Context& context, Module& module) override;
-  void on_train_batch_end(Context& context, Module& module, const StepOutput& outputs, BatchView batch,
+  void on_train_batch_end(Context& context,
+                          Module& module,
+                          const StepOutput& outputs,
+                          BatchView batch,
                           std::int64_t batch_idx) override;
   void on_train_end(Context& context, Module& module) override;
   void on_validation_start(Context& context, Module& module) override;
-  void on_validation_batch_end(Context& context, Module& module, const StepOutput& outputs, BatchView batch,
-                               std::int64_t batch_idx, std::int64_t dataloader_idx) override;
+  void on_validation_batch_end(Context& context,
+                               Module& module,
+                               const StepOutput& outputs,
+                               BatchView batch,
+                               std::int64_t batch_idx,
+                               std::int64_t dataloader_idx) override;
   void on_validation_end(Context& context, Module& module) override;
   void on_test_start(Context& context, Module& module) override;
-  void on_test_batch_end(Context& context, Module& module, const StepOutput& outputs, BatchView batch,
-                         std::int64_t batch_idx, std::int64_t dataloader_idx) override;
+  void on_test_batch_end(Context& context,
+                         Module& module,
+                         const StepOutput& outputs,
+                         BatchView batch,
+                         std::int64_t batch_idx,
+                         std::int64_t dataloader_idx) override;
   void on_test_end(Context& context, Module& module) override;
   void on_predict_start(Context& context, Module& module) override;
-  void on_predict_batch_end(Context& context, Module& module, BatchView prediction, BatchView batch,
-                            std::int64_t batch_idx, std::int64_t dataloader_idx) override;
+  void on_predict_batch_end(Context& context,
+                            Module& module,
+                            BatchView prediction,
+                            BatchView batch,
+                            std::int64_t batch_idx,
+                            std::int64_t dataloader_idx) override;
   void on_predict_end(Context& context, Module& module) override;
   void on_exception(Context& context, Module& module, const std::exception& error) override;
   void on_interrupt(Context& context, Module& module, std::string_view reason) override;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "fulmen/core/module/callback.h"
 #include "fulmen/core/optim/lr_scheduler.h"
@@ -12,14 +13,17 @@
 namespace fulmen {
 
 struct TimerOptions {
-  std::optional<std::chrono::duration<double>> max_time = {};  ///< Of training; unset: only measure.
-  Interval interval = Interval::kStep;  ///< kStep: checked after each batch; kEpoch: after each training epoch.
-  bool verbose = true;                  ///< Say that the time is over.
+  std::optional<std::chrono::duration<double>> max_time =
+      {};  ///< Of training; unset: only measure.
+  Interval interval =
+      Interval::kStep;  ///< kStep: checked after each batch; kEpoch: after each training epoch.
+  bool verbose = true;  ///< Say that the time is over.
   std::function<std::chrono::steady_clock::time_point()> clock = {};  ///< Unset: the steady clock.
 };
 
-/// Measures how long stages take, and ends the fit (once min_epochs and min_steps allow) when training has taken
-/// max_time. The time goes on counting over a restart: it is part of the checkpoint.
+/// Measures how long stages take, and ends the fit (once min_epochs and min_steps allow) when
+/// training has taken max_time. The time goes on counting over a restart: it is part of the
+/// checkpoint.
 class Timer : public Callback {
  public:
   using Seconds = std::chrono::duration<double>;
@@ -37,7 +41,10 @@ class Timer : public Callback {
   void load_state_dict(const StateDict& state) override;
   void on_train_start(Context& context, Module& module) override;
   void on_train_end(Context& context, Module& module) override;
-  void on_train_batch_end(Context& context, Module& module, const StepOutput& outputs, BatchView batch,
+  void on_train_batch_end(Context& context,
+                          Module& module,
+                          const StepOutput& outputs,
+                          BatchView batch,
                           std::int64_t batch_idx) override;
   void on_train_epoch_end(Context& context, Module& module) override;
   void on_validation_start(Context& context, Module& module) override;

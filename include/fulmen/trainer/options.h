@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "fulmen/core/module/module_base.h"
+#include "fulmen/core/optim/clip_algorithm.h"
 #include "fulmen/core/optim/precision.h"
 #include "fulmen/core/support/log.h"
 #include "fulmen/fwd.h"

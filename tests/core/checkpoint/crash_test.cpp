@@ -152,12 +152,14 @@ TEST_P(CheckpointKill, AtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
   EXPECT_GT(found_new, 1);
 }
 
+std::string kill_name(const testing::TestParamInfo<FaultKind>& info) {
+  return info.param == FaultKind::kKillAfter ? "After" : "Inside";
+}
+
 INSTANTIATE_TEST_SUITE_P(Checkpoint,
                          CheckpointKill,
                          testing::Values(FaultKind::kKillAfter, FaultKind::kKillInside),
-                         [](const auto& info) {
-                           return info.param == FaultKind::kKillAfter ? "After" : "Inside";
-                         });
+                         kill_name);
 
 class CheckpointPowerCut : public testing::TestWithParam<LostNames> {};
 
@@ -180,7 +182,7 @@ TEST_P(CheckpointPowerCut, AtAnyOperationLeavesTheOldOrTheNewCheckpoint) {
   }
 }
 
-std::string name_of(const testing::TestParamInfo<LostNames>& info) {
+std::string lost_name(const testing::TestParamInfo<LostNames>& info) {
   constexpr const char* kNames[] = {"NamesKept", "NamesLost", "DirectoriesLost", "FilesLost"};
   return kNames[static_cast<int>(info.param)];
 }
@@ -189,7 +191,7 @@ INSTANTIATE_TEST_SUITE_P(
     Checkpoint,
     CheckpointPowerCut,
     testing::Values(LostNames::kNone, LostNames::kAll, LostNames::kDirectories, LostNames::kFiles),
-    name_of);
+    lost_name);
 
 }  // namespace
 }  // namespace fulmen

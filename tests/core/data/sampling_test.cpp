@@ -49,8 +49,9 @@ TEST(RandomSplit, CutsByFractionsAndHoldsEachSampleOnce) {
 
 TEST(RandomSplit, IsNotMisledByRounding) {
   // 0.29 x 100 is 28.999999999999996.
-  const auto parts = random_split(100, {0.29, 0.71}, 0);
-  EXPECT_EQ(parts[0].size(), 29U);
+  const auto parts = random_split(100, {0.71, 0.29}, 0);
+  EXPECT_EQ(parts[0].size(), 71U);
+  EXPECT_EQ(parts[1].size(), 29U);
   const auto tenths = random_split(10, std::vector<double>(10, 0.1), 0);
   for (const auto& part : tenths) EXPECT_EQ(part.size(), 1U);
 }
@@ -113,7 +114,7 @@ TEST(TensorDataset, YieldsRowsInTheOrderAskedFor) {
   const auto x = torch::arange(12).view({6, 2});
   const auto dataset = tensor_dataset({x, torch::arange(6)});
   EXPECT_EQ(dataset.size(), 6);
-  for (const auto& rows : {std::vector<std::int64_t>{1, 2, 3}, {3, 1, 1}, {5}, {}}) {
+  for (const auto& rows : {std::vector<std::int64_t>{1, 2, 3}, {3, 1, 1}, {0, 2, 5}, {5}, {}}) {
     const auto batch = dataset.get_batch(rows);
     if (rows.empty()) {
       EXPECT_TRUE(batch.tensors.empty());

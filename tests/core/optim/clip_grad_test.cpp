@@ -14,7 +14,8 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 at::Tensor with_gradient(std::vector<double> gradient) {
-  auto tensor = at::zeros({static_cast<std::int64_t>(gradient.size())}, at::kDouble).requires_grad_();
+  auto tensor =
+      at::zeros({static_cast<std::int64_t>(gradient.size())}, at::kDouble).requires_grad_();
   tensor.mutable_grad() = torch::tensor(gradient, at::kDouble);
   return tensor;
 }
@@ -49,7 +50,8 @@ TEST(ClipGradNorm, KeepsNanInEveryNorm) {  // faults.md 20
       auto bad = with_gradient({std::nan(""), 1});
       const std::vector<at::Tensor> parameters =
           nan_first ? std::vector<at::Tensor>{bad, good} : std::vector<at::Tensor>{good, bad};
-      EXPECT_TRUE(std::isnan(clip_grad_norm(parameters, 1.0, norm_type).item<double>())) << norm_type;
+      EXPECT_TRUE(std::isnan(clip_grad_norm(parameters, 1.0, norm_type).item<double>()))
+          << norm_type;
       EXPECT_TRUE(at::isnan(good.grad()).all().item<bool>()) << norm_type;
     }
   }

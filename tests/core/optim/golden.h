@@ -34,12 +34,16 @@ inline double number(const boost::json::object& options, const char* key) {
   return options.at(key).to_number<double>();
 }
 
-inline std::string text(const boost::json::value& value) { return std::string(value.as_string()); }
+inline std::string text(const boost::json::value& value) {
+  return std::string(value.as_string());
+}
 
-inline at::Tensor tensor_of(const boost::json::object& object, const char* key,
+inline at::Tensor tensor_of(const boost::json::object& object,
+                            const char* key,
                             const boost::json::object& shapes) {
   std::vector<std::int64_t> shape;
-  for (const auto& size : shapes.at(key).as_array()) shape.push_back(size.to_number<std::int64_t>());
+  for (const auto& size : shapes.at(key).as_array())
+    shape.push_back(size.to_number<std::int64_t>());
   return torch::tensor(numbers(object.at(key)), at::kDouble).reshape(shape);
 }
 

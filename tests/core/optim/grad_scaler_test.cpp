@@ -13,7 +13,9 @@
 namespace fulmen {
 namespace {
 
-at::Tensor weights() { return at::zeros({2}, at::kFloat).requires_grad_(); }
+at::Tensor weights() {
+  return at::zeros({2}, at::kFloat).requires_grad_();
+}
 
 void backward(GradScaler& scaler, const at::Tensor& w, float x, float y) {
   scaler.scale((w * torch::tensor({x, y})).sum()).backward();

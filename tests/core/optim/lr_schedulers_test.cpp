@@ -21,73 +21,89 @@ std::int64_t integer(const Object& options, const char* key) {
 }
 
 LRFunction function_of(const std::string& text) {
-  if (text == "0.95^t") return [](std::int64_t t) { return std::pow(0.95, static_cast<double>(t)); };
-  if (text == "1/(1+0.1*t)") return [](std::int64_t t) { return 1.0 / (1.0 + 0.1 * static_cast<double>(t)); };
+  if (text == "0.95^t")
+    return [](std::int64_t t) { return std::pow(0.95, static_cast<double>(t)); };
+  if (text == "1/(1+0.1*t)")
+    return [](std::int64_t t) { return 1.0 / (1.0 + 0.1 * static_cast<double>(t)); };
   return [](std::int64_t t) { return std::min(1.0, static_cast<double>(t + 1) / 5.0); };
 }
 
-std::shared_ptr<SteppedLR> make_simple(const std::string& kind, const std::shared_ptr<Optimizer>& optimizer,
+std::shared_ptr<SteppedLR> make_simple(const std::string& kind,
+                                       const std::shared_ptr<Optimizer>& optimizer,
                                        const Object& o) {
   if (kind == "StepLR") {
-    return StepLR::make(optimizer, {.step_size = integer(o, "step_size"), .gamma = number(o, "gamma")});
+    return StepLR::make(optimizer,
+                        {.step_size = integer(o, "step_size"), .gamma = number(o, "gamma")});
   }
   if (kind == "MultiStepLR") {
     std::vector<std::int64_t> milestones;
-    for (const double m : numbers(o.at("milestones"))) milestones.push_back(static_cast<std::int64_t>(m));
+    for (const double m : numbers(o.at("milestones")))
+      milestones.push_back(static_cast<std::int64_t>(m));
     return MultiStepLR::make(optimizer, {.milestones = milestones, .gamma = number(o, "gamma")});
   }
   if (kind == "ExponentialLR") return ExponentialLR::make(optimizer, {.gamma = number(o, "gamma")});
   if (kind == "ConstantLR") {
-    return ConstantLR::make(optimizer, {.factor = number(o, "factor"), .total_iters = integer(o, "total_iters")});
+    return ConstantLR::make(
+        optimizer, {.factor = number(o, "factor"), .total_iters = integer(o, "total_iters")});
   }
   if (kind == "LinearLR") {
-    return LinearLR::make(optimizer, {.start_factor = number(o, "start_factor"),
-                                      .end_factor = number(o, "end_factor"),
-                                      .total_iters = integer(o, "total_iters")});
+    return LinearLR::make(optimizer,
+                          {.start_factor = number(o, "start_factor"),
+                           .end_factor = number(o, "end_factor"),
+                           .total_iters = integer(o, "total_iters")});
   }
   if (kind == "PolynomialLR") {
-    return PolynomialLR::make(optimizer, {.total_iters = integer(o, "total_iters"), .power = number(o, "power")});
+    return PolynomialLR::make(
+        optimizer, {.total_iters = integer(o, "total_iters"), .power = number(o, "power")});
   }
   if (kind == "CosineAnnealingLR") {
-    return CosineAnnealingLR::make(optimizer, {.t_max = integer(o, "T_max"), .eta_min = number(o, "eta_min")});
+    return CosineAnnealingLR::make(optimizer,
+                                   {.t_max = integer(o, "T_max"), .eta_min = number(o, "eta_min")});
   }
-  if (kind == "LambdaLR") return LambdaLR::make(optimizer, {.lr_lambda = function_of(text(o.at("lr_lambda")))});
+  if (kind == "LambdaLR")
+    return LambdaLR::make(optimizer, {.lr_lambda = function_of(text(o.at("lr_lambda")))});
   if (kind == "MultiplicativeLR") {
     return MultiplicativeLR::make(optimizer, {.lr_lambda = function_of(text(o.at("lr_lambda")))});
   }
   return nullptr;
 }
 
-std::shared_ptr<SteppedLR> make_one_cycle(const std::shared_ptr<Optimizer>& optimizer, const Object& o) {
+std::shared_ptr<SteppedLR> make_one_cycle(const std::shared_ptr<Optimizer>& optimizer,
+                                          const Object& o) {
   return OneCycleLR::make(
-      optimizer, {.max_lr = number(o, "max_lr"),
-                  .total_steps = integer(o, "total_steps"),
-                  .epochs = integer(o, "epochs"),
-                  .steps_per_epoch = integer(o, "steps_per_epoch"),
-                  .pct_start = number(o, "pct_start"),
-                  .anneal_strategy = o.at("anneal_strategy") == "cos" ? AnnealStrategy::kCos : AnnealStrategy::kLinear,
-                  .cycle_momentum = o.at("cycle_momentum").as_bool(),
-                  .base_momentum = number(o, "base_momentum"),
-                  .max_momentum = number(o, "max_momentum"),
-                  .div_factor = number(o, "div_factor"),
-                  .final_div_factor = number(o, "final_div_factor"),
-                  .three_phase = o.at("three_phase").as_bool()});
+      optimizer,
+      {.max_lr = number(o, "max_lr"),
+       .total_steps = integer(o, "total_steps"),
+       .epochs = integer(o, "epochs"),
+       .steps_per_epoch = integer(o, "steps_per_epoch"),
+       .pct_start = number(o, "pct_start"),
+       .anneal_strategy =
+           o.at("anneal_strategy") == "cos" ? AnnealStrategy::kCos : AnnealStrategy::kLinear,
+       .cycle_momentum = o.at("cycle_momentum").as_bool(),
+       .base_momentum = number(o, "base_momentum"),
+       .max_momentum = number(o, "max_momentum"),
+       .div_factor = number(o, "div_factor"),
+       .final_div_factor = number(o, "final_div_factor"),
+       .three_phase = o.at("three_phase").as_bool()});
 }
 
-std::shared_ptr<LRScheduler> make_plateau(const std::shared_ptr<Optimizer>& optimizer, const Object& o) {
+std::shared_ptr<LRScheduler> make_plateau(const std::shared_ptr<Optimizer>& optimizer,
+                                          const Object& o) {
   return ReduceLROnPlateau::make(
       optimizer,
       {.mode = o.at("mode") == "min" ? PlateauMode::kMin : PlateauMode::kMax,
        .factor = number(o, "factor"),
        .patience = integer(o, "patience"),
        .threshold = number(o, "threshold"),
-       .threshold_mode = o.at("threshold_mode") == "rel" ? ThresholdMode::kRel : ThresholdMode::kAbs,
+       .threshold_mode =
+           o.at("threshold_mode") == "rel" ? ThresholdMode::kRel : ThresholdMode::kAbs,
        .cooldown = integer(o, "cooldown"),
        .min_lr = number(o, "min_lr"),
        .eps = number(o, "eps")});
 }
 
-std::shared_ptr<LRScheduler> make_scheduler(const std::string& kind, const std::shared_ptr<Optimizer>& optimizer,
+std::shared_ptr<LRScheduler> make_scheduler(const std::string& kind,
+                                            const std::shared_ptr<Optimizer>& optimizer,
                                             const Object& o) {
   if (kind == "OneCycleLR") return make_one_cycle(optimizer, o);
   if (kind == "ReduceLROnPlateau") return make_plateau(optimizer, o);
@@ -97,9 +113,11 @@ std::shared_ptr<LRScheduler> make_scheduler(const std::string& kind, const std::
     schedulers.push_back(
         make_simple(text(inner.at("scheduler")), optimizer, inner.at("options").as_object()));
   }
-  if (kind == "ChainedScheduler") return ChainedScheduler::make(optimizer, {.schedulers = schedulers});
+  if (kind == "ChainedScheduler")
+    return ChainedScheduler::make(optimizer, {.schedulers = schedulers});
   std::vector<std::int64_t> milestones;
-  for (const double m : numbers(o.at("milestones"))) milestones.push_back(static_cast<std::int64_t>(m));
+  for (const double m : numbers(o.at("milestones")))
+    milestones.push_back(static_cast<std::int64_t>(m));
   return SequentialLR::make(optimizer, {.schedulers = schedulers, .milestones = milestones});
 }
 
@@ -111,7 +129,9 @@ struct GoldenRun {
     if (c.at("optimizer") == "Adam") {
       optimizer = Adam::make(parameters, {.lr = lr});
     } else {
-      optimizer = SGD::make(parameters, {.lr = lr, .momentum = number(c.at("optimizer_options").as_object(), "momentum")});
+      optimizer = SGD::make(
+          parameters,
+          {.lr = lr, .momentum = number(c.at("optimizer_options").as_object(), "momentum")});
     }
     scheduler = make_scheduler(text(c.at("scheduler")), optimizer, c.at("options").as_object());
   }
@@ -154,7 +174,8 @@ TEST(LRSchedulers, EqualPyTorchInEveryGoldenCase) {
   }
 }
 
-// The scheduler is made before or after the optimizer's state is restored: the rates are the same (faults.md 47-49).
+// The scheduler is made before or after the optimizer's state is restored: the rates are the same
+// (faults.md 47-49).
 TEST(LRSchedulers, AResumedSeriesIsBitwiseTheUnbrokenOneAtEveryStepAndInBothOrders) {
   for (const auto& value : golden_cases("schedulers.json")) {
     const auto& c = value.as_object();
@@ -169,7 +190,8 @@ TEST(LRSchedulers, AResumedSeriesIsBitwiseTheUnbrokenOneAtEveryStepAndInBothOrde
         if (scheduler_first) resumed.scheduler->load_state_dict(scheduler_state);
         resumed.optimizer->load_state_dict(optimizer_state);
         if (!scheduler_first) {
-          resumed.scheduler = make_scheduler(text(c.at("scheduler")), resumed.optimizer, c.at("options").as_object());
+          resumed.scheduler = make_scheduler(
+              text(c.at("scheduler")), resumed.optimizer, c.at("options").as_object());
           resumed.scheduler->load_state_dict(scheduler_state);
         }
         for (std::size_t i = stop; i < 30; ++i) {
@@ -228,7 +250,8 @@ TEST(LRSchedulers, TheInitialRateDoesNotDependOnTheOrderInWhichSchedulersAreMade
     std::shared_ptr<SteppedLR> warm_up, cosine;
     if (warm_up_first) warm_up = LinearLR::make(optimizer, {.start_factor = 0.1, .total_iters = 5});
     cosine = CosineAnnealingLR::make(optimizer, {.t_max = 24});
-    if (!warm_up_first) warm_up = LinearLR::make(optimizer, {.start_factor = 0.1, .total_iters = 5});
+    if (!warm_up_first)
+      warm_up = LinearLR::make(optimizer, {.start_factor = 0.1, .total_iters = 5});
     auto both = SequentialLR::make(optimizer, {.schedulers = {warm_up, cosine}, .milestones = {5}});
     EXPECT_DOUBLE_EQ(optimizer->hyperparameter(0, "lr"), 0.01);
     for (int i = 0; i < 5; ++i) both->step();
@@ -237,10 +260,11 @@ TEST(LRSchedulers, TheInitialRateDoesNotDependOnTheOrderInWhichSchedulersAreMade
 }
 
 TEST(LRSchedulers, GroupsKeepTheirRatios) {
-  auto optimizer =
-      SGD::make({{.parameters = {parameter({0})}, .lr = 1.0}, {.parameters = {parameter({0})}, .lr = 0.25}});
+  auto optimizer = SGD::make(
+      {{.parameters = {parameter({0})}, .lr = 1.0}, {.parameters = {parameter({0})}, .lr = 0.25}});
   auto scheduler = LambdaLR::make(
-      optimizer, {.lr_lambdas = {[](std::int64_t) { return 0.5; }, [](std::int64_t) { return 2.0; }}});
+      optimizer,
+      {.lr_lambdas = {[](std::int64_t) { return 0.5; }, [](std::int64_t) { return 2.0; }}});
   EXPECT_EQ(optimizer->hyperparameter(0, "lr"), 0.5);
   EXPECT_EQ(optimizer->hyperparameter(1, "lr"), 0.5);
 }
@@ -263,23 +287,30 @@ TEST(LRSchedulers, RefuseOptionsOutOfRange) {
   const std::vector<std::pair<std::string, std::function<void()>>> cases = {
       {"StepLR: step_size must be at least 1, got 0", [&] { StepLR::make(optimizer, {}); }},
       {"ExponentialLR: gamma must be above 0", [&] { ExponentialLR::make(optimizer, {}); }},
-      {"CosineAnnealingLR: t_max must be at least 1", [&] { CosineAnnealingLR::make(optimizer, {}); }},
-      {"LinearLR: start_factor must be in (0, 1], got 0", [&] { LinearLR::make(optimizer, {.start_factor = 0}); }},
-      {"LinearLR: end_factor must be in [0, 1]", [&] { LinearLR::make(optimizer, {.end_factor = 2}); }},
+      {"CosineAnnealingLR: t_max must be at least 1",
+       [&] { CosineAnnealingLR::make(optimizer, {}); }},
+      {"LinearLR: start_factor must be in (0, 1], got 0",
+       [&] { LinearLR::make(optimizer, {.start_factor = 0}); }},
+      {"LinearLR: end_factor must be in [0, 1]",
+       [&] { LinearLR::make(optimizer, {.end_factor = 2}); }},
       {"ConstantLR: factor must be in (0, 1]", [&] { ConstantLR::make(optimizer, {.factor = 0}); }},
-      {"OneCycleLR: max_lr must be above 0", [&] { OneCycleLR::make(optimizer, {.total_steps = 3}); }},
+      {"OneCycleLR: max_lr must be above 0",
+       [&] { OneCycleLR::make(optimizer, {.total_steps = 3}); }},
       {"OneCycleLR: total_steps", [&] { OneCycleLR::make(optimizer, {.max_lr = 1}); }},
       {"LambdaLR: there are 0 functions", [&] { LambdaLR::make(optimizer, {}); }},
       {"StepLR: there is no optimizer", [&] { StepLR::make(nullptr, {.step_size = 1}); }},
       {"SequentialLR: schedulers is empty", [&] { SequentialLR::make(optimizer, {}); }},
       {"ChainedScheduler: scheduler 0 (StepLR) belongs to another optimizer",
-       [&] { ChainedScheduler::make(optimizer, {.schedulers = {StepLR::make(other, {.step_size = 1})}}); }},
+       [&] {
+         ChainedScheduler::make(optimizer, {.schedulers = {StepLR::make(other, {.step_size = 1})}});
+       }},
       {"SequentialLR: there are 0 milestones for 2 schedulers",
        [&] {
          auto step = StepLR::make(optimizer, {.step_size = 1});
          SequentialLR::make(optimizer, {.schedulers = {step, step}});
        }},
-      {"ReduceLROnPlateau: factor must be in (0, 1), got 1", [&] { ReduceLROnPlateau::make(optimizer, {.factor = 1}); }},
+      {"ReduceLROnPlateau: factor must be in (0, 1), got 1",
+       [&] { ReduceLROnPlateau::make(optimizer, {.factor = 1}); }},
       {"OneCycleLR: step 2 is beyond total_steps = 1",
        [&] {
          auto cycle = OneCycleLR::make(optimizer, {.max_lr = 1, .total_steps = 1});

@@ -1,9 +1,10 @@
+#include "fulmen/core/optim/optimizer_state.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "fulmen/core/optim/adagrad.h"
 #include "fulmen/core/optim/adam.h"
-#include "fulmen/core/optim/optimizer_state.h"
 #include "fulmen/core/optim/rmsprop.h"
 #include "fulmen/core/optim/sgd.h"
 #include "fulmen/core/optim/torch_optimizer.h"
@@ -16,7 +17,8 @@ namespace {
 using Make = std::function<std::shared_ptr<Optimizer>(const std::vector<NamedParameter>&)>;
 
 template <class T, class O>
-std::shared_ptr<Optimizer> torch_optimizer(const std::vector<NamedParameter>& parameters, O options) {
+std::shared_ptr<Optimizer> torch_optimizer(const std::vector<NamedParameter>& parameters,
+                                           O options) {
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : parameters) tensors.push_back(parameter.tensor);
   auto made = TorchOptimizer::make(std::make_unique<T>(tensors, options));
@@ -33,26 +35,38 @@ std::vector<std::pair<std::string, Make>> makers() {
       {"Adam", [](P p) { return Adam::make(p, {.lr = 0.1, .weight_decay = 0.1}); }},
       {"SGD", [](P p) { return SGD::make(p, {.lr = 0.1, .momentum = 0.9, .dampening = 0.1}); }},
       {"Adagrad", [](P p) { return Adagrad::make(p, {.lr = 0.1, .lr_decay = 0.1}); }},
-      {"RMSprop", [](P p) { return RMSprop::make(p, {.lr = 0.1, .momentum = 0.9, .centered = true}); }},
-      {"torch AdamW", [](P p) { return torch_optimizer<to::AdamW>(p, to::AdamWOptions(0.1).amsgrad(true)); }},
+      {"RMSprop",
+       [](P p) { return RMSprop::make(p, {.lr = 0.1, .momentum = 0.9, .centered = true}); }},
+      {"torch AdamW",
+       [](P p) { return torch_optimizer<to::AdamW>(p, to::AdamWOptions(0.1).amsgrad(true)); }},
       {"torch Adam", [](P p) { return torch_optimizer<to::Adam>(p, to::AdamOptions(0.1)); }},
-      {"torch SGD", [](P p) { return torch_optimizer<to::SGD>(p, to::SGDOptions(0.1).momentum(0.9)); }},
-      {"torch Adagrad", [](P p) { return torch_optimizer<to::Adagrad>(p, to::AdagradOptions(0.1).lr_decay(0.1)); }},
+      {"torch SGD",
+       [](P p) { return torch_optimizer<to::SGD>(p, to::SGDOptions(0.1).momentum(0.9)); }},
+      {"torch Adagrad",
+       [](P p) { return torch_optimizer<to::Adagrad>(p, to::AdagradOptions(0.1).lr_decay(0.1)); }},
       {"torch RMSprop",
-       [](P p) { return torch_optimizer<to::RMSprop>(p, to::RMSpropOptions(0.1).momentum(0.9).centered(true)); }},
-      {"torch LBFGS", [](P p) { return torch_optimizer<to::LBFGS>(p, to::LBFGSOptions(0.1).max_iter(3).history_size(2)); }},
+       [](P p) {
+         return torch_optimizer<to::RMSprop>(p,
+                                             to::RMSpropOptions(0.1).momentum(0.9).centered(true));
+       }},
+      {"torch LBFGS",
+       [](P p) {
+         return torch_optimizer<to::LBFGS>(p, to::LBFGSOptions(0.1).max_iter(3).history_size(2));
+       }},
   };
 }
 
 std::vector<NamedParameter> fresh_parameters() {
   return {{.name = "a", .tensor = parameter({1.0, -2.0, 0.5})},
-          {.name = "b", .tensor = torch::tensor({{0.25, -0.75}, {1.5, 3.0}}, at::kFloat).requires_grad_()}};
+          {.name = "b",
+           .tensor = torch::tensor({{0.25, -0.75}, {1.5, 3.0}}, at::kFloat).requires_grad_()}};
 }
 
 // All of one dtype, as LBFGS needs.
 std::vector<NamedParameter> parameters_for(const std::string& kind) {
   auto parameters = fresh_parameters();
-  if (kind == "torch LBFGS") parameters[1].tensor = parameters[1].tensor.detach().to(at::kDouble).requires_grad_();
+  if (kind == "torch LBFGS")
+    parameters[1].tensor = parameters[1].tensor.detach().to(at::kDouble).requires_grad_();
   return parameters;
 }
 
@@ -60,7 +74,8 @@ void run(Optimizer& optimizer, const std::vector<NamedParameter>& p, int steps) 
   for (int step = 0; step < steps; ++step) {
     optimizer.step([&] {
       optimizer.zero_grad();
-      auto loss = (p[0].tensor - 2).cos().sum() + (p[1].tensor * 1.3 - 1).cos().sum().to(at::kDouble);
+      auto loss =
+          (p[0].tensor - 2).cos().sum() + (p[1].tensor * 1.3 - 1).cos().sum().to(at::kDouble);
       loss.backward();
       return loss;
     });
@@ -91,12 +106,14 @@ TEST(OptimizerState, AResumedRunIsBitwiseTheUnbrokenOneAfterAnyStep) {
       other->load_state_dict(deep_copy(optimizer->state_dict()));
       run(*optimizer, unbroken, 5);
       run(*other, resumed, 5);
-      for (std::size_t i = 0; i < 2; ++i) EXPECT_TRUE(at::equal(unbroken[i].tensor, resumed[i].tensor));
+      for (std::size_t i = 0; i < 2; ++i)
+        EXPECT_TRUE(at::equal(unbroken[i].tensor, resumed[i].tensor));
       const auto a = optimizer->state_dict();
       const auto b = other->state_dict();
       EXPECT_EQ(a.values, b.values);
       ASSERT_EQ(a.tensors.size(), b.tensors.size());
-      for (const auto& [name, tensor] : a.tensors) EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
+      for (const auto& [name, tensor] : a.tensors)
+        EXPECT_TRUE(at::equal(tensor, b.tensors.at(name))) << name;
     }
   }
 }
@@ -123,8 +140,15 @@ TEST(OptimizerState, UsesPyTorchsNamesUnderTheParametersName) {
   const auto state = optimizer->state_dict();
   std::vector<std::string> names;
   for (const auto& [name, tensor] : state.tensors) names.push_back(name);
-  EXPECT_EQ(names, (std::vector<std::string>{"a/exp_avg", "a/exp_avg_sq", "a/max_exp_avg_sq", "a/step", "b/exp_avg",
-                                             "b/exp_avg_sq", "b/max_exp_avg_sq", "b/step"}));
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"a/exp_avg",
+                                      "a/exp_avg_sq",
+                                      "a/max_exp_avg_sq",
+                                      "a/step",
+                                      "b/exp_avg",
+                                      "b/exp_avg_sq",
+                                      "b/max_exp_avg_sq",
+                                      "b/step"}));
   EXPECT_EQ(state.tensors.at("a/step").scalar_type(), at::kFloat);
   EXPECT_EQ(state.tensors.at("a/step").item<float>(), 2.0f);
 }
@@ -140,7 +164,8 @@ TEST(OptimizerState, SavedHyperparametersWinOverTheConstructor) {  // faults.md 
   optimizer->step();
   EXPECT_NEAR(p[0].tensor[0].item<double>(), 1 - 0.123 * 0.5, 1e-15);  // The first step uses them.
 
-  auto torch_saved = torch_optimizer<torch::optim::SGD>(p, torch::optim::SGDOptions(0.123).weight_decay(0.5));
+  auto torch_saved =
+      torch_optimizer<torch::optim::SGD>(p, torch::optim::SGDOptions(0.123).weight_decay(0.5));
   auto torch_loaded = torch_optimizer<torch::optim::SGD>(p, torch::optim::SGDOptions(0.9));
   torch_loaded->load_state_dict(torch_saved->state_dict());
   EXPECT_EQ(torch_loaded->hyperparameter(0, "lr"), 0.123);
@@ -174,7 +199,8 @@ TEST(OptimizerState, AnOptionThatAnOldFileLacksKeepsItsValueAndIsReported) {  //
   auto& group = state.values["groups"].as_array()[0].as_object();
   group["hyperparameters"].as_object().erase("maximize");
   auto optimizer = AdamW::make(p);
-  EXPECT_EQ(missing_hyperparameters(*optimizer, state), std::vector<std::string>{"maximize of group 0"});
+  EXPECT_EQ(missing_hyperparameters(*optimizer, state),
+            std::vector<std::string>{"maximize of group 0"});
   optimizer->load_state_dict(state);
   EXPECT_EQ(optimizer->hyperparameter(0, "lr"), 0.25);
   EXPECT_EQ(optimizer->hyperparameter(0, "maximize"), 0);
@@ -198,7 +224,7 @@ TEST(OptimizerState, CheckListsAllProblemsAndLoadChangesNothing) {
     auto optimizer = make(p);
     run(*optimizer, p, 2);
     auto bad = deep_copy(optimizer->state_dict());
-    const std::string first = kind.ends_with("Adagrad")    ? "sum"
+    const std::string first = kind.ends_with("Adagrad")   ? "sum"
                               : kind.ends_with("RMSprop") ? "square_avg"
                                                           : "exp_avg";
     bad.tensors.erase("a/" + first);
@@ -214,8 +240,15 @@ TEST(OptimizerState, CheckListsAllProblemsAndLoadChangesNothing) {
     optimizer->check_state(bad, problems);
     std::string all;
     for (const auto& problem : problems) all += problem + "\n";
-    for (const char* part : {"missing tensor", "unexpected tensor", "nonsense", "c/", "shape [3]", "dtype Double",
-                             "speed", "lr", "parameter c"}) {
+    for (const char* part : {"missing tensor",
+                             "unexpected tensor",
+                             "nonsense",
+                             "c/",
+                             "shape [3]",
+                             "dtype Double",
+                             "speed",
+                             "lr",
+                             "parameter c"}) {
       EXPECT_TRUE(contains(all, part)) << part << "\n" << all;
     }
     const auto before = deep_copy(optimizer->state_dict());
@@ -223,7 +256,8 @@ TEST(OptimizerState, CheckListsAllProblemsAndLoadChangesNothing) {
     const auto after = optimizer->state_dict();
     EXPECT_EQ(before.values, after.values);
     ASSERT_EQ(before.tensors.size(), after.tensors.size());
-    for (const auto& [name, tensor] : before.tensors) EXPECT_TRUE(at::equal(tensor, after.tensors.at(name)));
+    for (const auto& [name, tensor] : before.tensors)
+      EXPECT_TRUE(at::equal(tensor, after.tensors.at(name)));
   }
 }
 

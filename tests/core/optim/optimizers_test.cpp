@@ -26,12 +26,13 @@ Options adam_options(const Object& o) {
 }
 
 std::shared_ptr<Optimizer> make_sgd(Parameters parameters, const Object& o) {
-  return SGD::make(std::move(parameters), {.lr = number(o, "lr"),
-                                           .momentum = number(o, "momentum"),
-                                           .dampening = number(o, "dampening"),
-                                           .weight_decay = number(o, "weight_decay"),
-                                           .nesterov = o.at("nesterov").as_bool(),
-                                           .maximize = o.at("maximize").as_bool()});
+  return SGD::make(std::move(parameters),
+                   {.lr = number(o, "lr"),
+                    .momentum = number(o, "momentum"),
+                    .dampening = number(o, "dampening"),
+                    .weight_decay = number(o, "weight_decay"),
+                    .nesterov = o.at("nesterov").as_bool(),
+                    .maximize = o.at("maximize").as_bool()});
 }
 
 std::shared_ptr<Optimizer> make_adagrad(Parameters parameters, const Object& o) {
@@ -45,16 +46,19 @@ std::shared_ptr<Optimizer> make_adagrad(Parameters parameters, const Object& o) 
 }
 
 std::shared_ptr<Optimizer> make_rmsprop(Parameters parameters, const Object& o) {
-  return RMSprop::make(std::move(parameters), {.lr = number(o, "lr"),
-                                               .alpha = number(o, "alpha"),
-                                               .eps = number(o, "eps"),
-                                               .weight_decay = number(o, "weight_decay"),
-                                               .momentum = number(o, "momentum"),
-                                               .centered = o.at("centered").as_bool(),
-                                               .maximize = o.at("maximize").as_bool()});
+  return RMSprop::make(std::move(parameters),
+                       {.lr = number(o, "lr"),
+                        .alpha = number(o, "alpha"),
+                        .eps = number(o, "eps"),
+                        .weight_decay = number(o, "weight_decay"),
+                        .momentum = number(o, "momentum"),
+                        .centered = o.at("centered").as_bool(),
+                        .maximize = o.at("maximize").as_bool()});
 }
 
-std::shared_ptr<Optimizer> make_optimizer(const std::string& kind, Parameters parameters, const Object& o) {
+std::shared_ptr<Optimizer> make_optimizer(const std::string& kind,
+                                          Parameters parameters,
+                                          const Object& o) {
   if (kind == "SGD") return make_sgd(std::move(parameters), o);
   if (kind == "Adagrad") return make_adagrad(std::move(parameters), o);
   if (kind == "RMSprop") return make_rmsprop(std::move(parameters), o);
@@ -79,9 +83,11 @@ void run_golden_case(const Object& c) {
     optimizer->step();
     for (std::size_t i = 0; i < 2; ++i) {
       const auto expected = tensor_of(steps[step].as_object(), i == 0 ? "p0" : "p1", shapes);
-      // A step rounds about 10 times by 1.1e-16, and momentum amplifies that by at most 10: 2e-13 after 20 steps.
+      // A step rounds about 10 times by 1.1e-16, and momentum amplifies that by at most 10: 2e-13
+      // after 20 steps.
       ASSERT_TRUE(at::allclose(parameters[i], expected, 1e-12, 1e-12))
-          << "step " << step << "\n" << (parameters[i] - expected);
+          << "step " << step << "\n"
+          << (parameters[i] - expected);
     }
   }
 }
@@ -97,8 +103,10 @@ TEST(Optimizers, EqualPyTorchInEveryGoldenCase) {
 
 // One of each, with every kind of state in use.
 std::vector<std::shared_ptr<Optimizer>> all_optimizers(const Parameters& p) {
-  return {AdamW::make(p, {.lr = 0.1, .amsgrad = true}), Adam::make(p, {.lr = 0.1, .amsgrad = true}),
-          SGD::make(p, {.lr = 0.1, .momentum = 0.9, .dampening = 0.1}), Adagrad::make(p, {.lr = 0.1}),
+  return {AdamW::make(p, {.lr = 0.1, .amsgrad = true}),
+          Adam::make(p, {.lr = 0.1, .amsgrad = true}),
+          SGD::make(p, {.lr = 0.1, .momentum = 0.9, .dampening = 0.1}),
+          Adagrad::make(p, {.lr = 0.1}),
           RMSprop::make(p, {.lr = 0.1, .momentum = 0.9, .centered = true})};
 }
 
@@ -125,19 +133,22 @@ TEST(Optimizers, StepATensorThatIsGivenTwiceOnce) {
 }
 
 TEST(Optimizers, StepEveryDtypeOfOneGroup) {
-  // Narrow kernels round once per element and step: half of the dtype's spacing at 2, and a few more for its state.
+  // Narrow kernels round once per element and step: half of the dtype's spacing at 2, and a few
+  // more for its state.
   const std::vector<std::pair<at::ScalarType, double>> dtypes = {
       {at::kDouble, 1e-12}, {at::kFloat, 3e-6}, {at::kBFloat16, 5e-2}, {at::kHalf, 6e-3}};
   for (std::size_t kind = 0; kind < 5; ++kind) {
     auto reference = parameter({1.5, -0.5, 0.75});
     std::vector<at::Tensor> mixed;
-    for (const auto& [dtype, tolerance] : dtypes) mixed.push_back(reference.detach().to(dtype, false, true).requires_grad_());
+    for (const auto& [dtype, tolerance] : dtypes)
+      mixed.push_back(reference.detach().to(dtype, false, true).requires_grad_());
     auto expected = all_optimizers({reference})[kind];
     auto optimizer = all_optimizers(mixed)[kind];
     SCOPED_TRACE(std::string(optimizer->name()));
     for (int step = 0; step < 3; ++step) {
       set_gradient(reference, 2);
-      for (const auto& tensor : mixed) tensor.mutable_grad() = reference.grad().to(tensor.scalar_type());
+      for (const auto& tensor : mixed)
+        tensor.mutable_grad() = reference.grad().to(tensor.scalar_type());
       expected->step();
       optimizer->step();
     }
@@ -178,7 +189,8 @@ TEST(Optimizers, LeaveParametersWithoutGradientAndGiveThemStateWhenTheirFirstGra
 TEST(Optimizers, StepTransposedAndEmptyParameters) {
   for (std::size_t kind = 0; kind < 5; ++kind) {
     auto plain = torch::arange(6, at::kDouble).reshape({2, 3}).clone().requires_grad_();
-    auto transposed = torch::arange(6, at::kDouble).reshape({2, 3}).t().contiguous().t().requires_grad_();
+    auto transposed =
+        torch::arange(6, at::kDouble).reshape({2, 3}).t().contiguous().t().requires_grad_();
     auto empty = torch::empty({0, 3}, at::kDouble).requires_grad_();
     ASSERT_FALSE(transposed.is_contiguous());
     auto expected = all_optimizers({plain})[kind];
@@ -186,7 +198,8 @@ TEST(Optimizers, StepTransposedAndEmptyParameters) {
     SCOPED_TRACE(std::string(optimizer->name()));
     for (int step = 0; step < 3; ++step) {
       for (const auto& tensor : {plain, transposed, empty}) set_gradient(tensor, 2);
-      // Laid out unlike the parameter in one step: PyTorch's fused optimizers mix up the elements then.
+      // Laid out unlike the parameter in one step: PyTorch's fused optimizers mix up the elements
+      // then.
       if (step == 1) transposed.mutable_grad() = transposed.grad().contiguous();
       expected->step();
       optimizer->step();
@@ -236,7 +249,8 @@ TEST(Optimizers, RefuseASparseGradientByName) {
 TEST(Optimizers, GroupsKeepTheirOwnHyperparameters) {
   auto slow = parameter({1});
   auto fast = parameter({1});
-  auto optimizer = SGD::make({{.parameters = {slow}, .lr = 0.1}, {.parameters = {fast}}}, {.lr = 0.5});
+  auto optimizer =
+      SGD::make({{.parameters = {slow}, .lr = 0.1}, {.parameters = {fast}}}, {.lr = 0.5});
   for (const auto& w : {slow, fast}) w.mutable_grad() = at::ones_like(w);
   optimizer->step();
   EXPECT_DOUBLE_EQ(slow.item<double>(), 0.9);
@@ -278,7 +292,8 @@ TEST(Optimizers, RefuseValuesOutOfRangeByNameAndValue) {
   auto w = parameter({1});
   const std::vector<std::pair<std::string, std::function<void()>>> cases = {
       {"AdamW: lr must be at least 0 and finite, got -1", [&] { AdamW::make({w}, {.lr = -1}); }},
-      {"AdamW: lr must be at least 0 and finite, got nan", [&] { AdamW::make({w}, {.lr = std::nan("")}); }},
+      {"AdamW: lr must be at least 0 and finite, got nan",
+       [&] { AdamW::make({w}, {.lr = std::nan("")}); }},
       {"Adam: beta1 must be in [0, 1), got 1", [&] { Adam::make({w}, {.beta1 = 1}); }},
       {"Adam: eps must be at least 0", [&] { Adam::make({w}, {.eps = -1e-8}); }},
       {"SGD: nesterov needs a momentum above 0", [&] { SGD::make({w}, {.nesterov = true}); }},
@@ -287,14 +302,21 @@ TEST(Optimizers, RefuseValuesOutOfRangeByNameAndValue) {
       {"Adagrad: lr_decay must be at least 0", [&] { Adagrad::make({w}, {.lr_decay = -0.1}); }},
       {"AdamW: there is no hyperparameter momentum. Known are: lr beta1",
        [&] { AdamW::make({w})->set_hyperparameter(0, "momentum", 1); }},
-      {"AdamW: amsgrad must be 0 or 1, got 0.5", [&] { AdamW::make({w})->set_hyperparameter(0, "amsgrad", 0.5); }},
+      {"AdamW: amsgrad must be 0 or 1, got 0.5",
+       [&] { AdamW::make({w})->set_hyperparameter(0, "amsgrad", 0.5); }},
       {"AdamW: there is no group 1; it has 1", [&] { AdamW::make({w})->hyperparameter(1, "lr"); }},
       {"AdamW: there are no parameter groups", [&] { AdamW::make(std::vector<AdamWGroup>{}); }},
       {"is the result of an operation", [&] { AdamW::make({w * 2}); }},
       {"has dtype", [&] { AdamW::make({torch::zeros({2}, at::kComplexFloat)}); }},
-      {"are one tensor in two groups", [&] { AdamW::make({{.parameters = {w}}, {.parameters = {w}}}); }},
+      {"are one tensor in two groups",
+       [&] {
+         AdamW::make({{.parameters = {w}}, {.parameters = {w}}});
+       }},
       {"is undefined", [&] { AdamW::make({at::Tensor()}); }},
-      {"has gaps or overlaps in memory", [&] { AdamW::make({torch::zeros({2, 4}).slice(1, 0, 4, 2)}); }},
+      {"has gaps or overlaps in memory",
+       [&] {
+         AdamW::make({torch::zeros({2, 4}).slice(1, 0, 4, 2)});
+       }},
   };
   for (const auto& [expected, action] : cases) {
     const auto message = message_of<ConfigError>(action);

@@ -28,7 +28,8 @@ std::vector<std::string> names_of(const Parameters& parameters) {
 TEST(Parameters, OfAModuleAreThoseThatRequireAGradientEachOnce) {
   TiedNet net;
   net.second->bias.requires_grad_(false);
-  EXPECT_EQ(names_of(net), (std::vector<std::string>{"first.weight", "first.bias", "second.weight"}));
+  EXPECT_EQ(names_of(net),
+            (std::vector<std::string>{"first.weight", "first.bias", "second.weight"}));
   std::size_t listed = 0;
   for (const auto& tensor : net.parameters()) listed += tensor.is_same(net.first->weight) ? 1 : 0;
   ASSERT_EQ(listed, 2u);  // LibTorch lists the tied tensor twice.

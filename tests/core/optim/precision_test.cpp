@@ -10,8 +10,12 @@
 namespace fulmen {
 namespace {
 
-const std::vector<Precision> kAll = {Precision::k64True,   Precision::k32True,    Precision::kBf16True,
-                                     Precision::k16True,   Precision::kBf16Mixed, Precision::k16Mixed};
+const std::vector<Precision> kAll = {Precision::k64True,
+                                     Precision::k32True,
+                                     Precision::kBf16True,
+                                     Precision::k16True,
+                                     Precision::kBf16Mixed,
+                                     Precision::k16Mixed};
 
 TEST(Precision, NamesAreReadBack) {
   for (const auto precision : kAll) EXPECT_EQ(parse_precision(to_string(precision)), precision);
@@ -20,8 +24,9 @@ TEST(Precision, NamesAreReadBack) {
 
 TEST(Precision, AnUnknownNameIsRefusedWithTheValidOnes) {
   const auto message = message_of<ConfigError>([] { parse_precision("fp16"); });
-  EXPECT_EQ(message, "Precision: 'fp16' is not a precision. Valid are 64-true, 32-true, bf16-true, 16-true, "
-                     "bf16-mixed, 16-mixed.");
+  EXPECT_EQ(message,
+            "Precision: 'fp16' is not a precision. Valid are 64-true, 32-true, bf16-true, 16-true, "
+            "bf16-mixed, 16-mixed.");
 }
 
 TEST(Precision, KnowsItsDtypes) {
@@ -42,7 +47,8 @@ TEST(AutocastGuard, CastsInsideOnlyAndOnlyIfMixed) {
   for (const auto precision : kAll) {
     {
       const AutocastGuard guard(at::kCPU, precision);
-      EXPECT_EQ(matmul_dtype(), autocast_dtype(precision).value_or(at::kFloat)) << to_string(precision);
+      EXPECT_EQ(matmul_dtype(), autocast_dtype(precision).value_or(at::kFloat))
+          << to_string(precision);
     }
     EXPECT_EQ(matmul_dtype(), at::kFloat);
   }

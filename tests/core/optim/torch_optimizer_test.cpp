@@ -20,7 +20,8 @@ struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
   void set_lr(const double lr) override { rate = lr; }
 };
 struct Sign : torch::optim::Optimizer {
-  explicit Sign(std::vector<at::Tensor> tensors) : Optimizer(std::move(tensors), std::make_unique<SignOptions>()) {}
+  explicit Sign(std::vector<at::Tensor> tensors)
+      : Optimizer(std::move(tensors), std::make_unique<SignOptions>()) {}
   at::Tensor step(LossClosure) override {
     const at::NoGradGuard no_grad;
     for (auto& group : param_groups_) {
@@ -36,24 +37,25 @@ struct Sign : torch::optim::Optimizer {
 };
 
 TorchOptimizerCodec sign_codec() {
-  return {.name = "Sign",
-          .save =
-              [](const torch::optim::OptimizerParamState& state) {
-                return TensorMap{{"steps", torch::tensor(static_cast<const SignState&>(state).steps)}};
-              },
-          .load =
-              [](const TensorMap& tensors) {
-                auto state = std::make_unique<SignState>();
-                state->steps = tensors.at("steps").item<std::int64_t>();
-                return state;
-              }};
+  return {
+      .name = "Sign",
+      .save =
+          [](const torch::optim::OptimizerParamState& state) {
+            return TensorMap{{"steps", torch::tensor(static_cast<const SignState&>(state).steps)}};
+          },
+      .load =
+          [](const TensorMap& tensors) {
+            auto state = std::make_unique<SignState>();
+            state->steps = tensors.at("steps").item<std::int64_t>();
+            return state;
+          }};
 }
 
 TEST(TorchOptimizer, StepsATiedTensorOnceWhereLibTorchStepsItTwice) {
   auto w = parameter({1});
   auto raw = parameter({1});
-  auto optimizer = TorchOptimizer::make(
-      std::make_unique<torch::optim::SGD>(std::vector<at::Tensor>{w, w}, torch::optim::SGDOptions(0.25)));
+  auto optimizer = TorchOptimizer::make(std::make_unique<torch::optim::SGD>(
+      std::vector<at::Tensor>{w, w}, torch::optim::SGDOptions(0.25)));
   torch::optim::SGD twice(std::vector<at::Tensor>{raw, raw}, torch::optim::SGDOptions(0.25));
   for (const auto& tensor : {w, raw}) tensor.mutable_grad() = at::ones_like(tensor);
   optimizer->step();
@@ -66,8 +68,8 @@ TEST(TorchOptimizer, EqualsFulmensAdamW) {
   auto a = parameter({1, -2});
   auto b = parameter({1, -2});
   auto ours = AdamW::make({a}, {.lr = 0.1});
-  auto wrapped = TorchOptimizer::make(
-      std::make_unique<torch::optim::AdamW>(std::vector<at::Tensor>{b}, torch::optim::AdamWOptions(0.1)));
+  auto wrapped = TorchOptimizer::make(std::make_unique<torch::optim::AdamW>(
+      std::vector<at::Tensor>{b}, torch::optim::AdamWOptions(0.1)));
   EXPECT_EQ(wrapped->name(), "torch::optim::AdamW");
   for (int step = 0; step < 10; ++step) {
     a.mutable_grad() = a.detach().cos();
@@ -80,8 +82,8 @@ TEST(TorchOptimizer, EqualsFulmensAdamW) {
 
 TEST(TorchOptimizer, HyperparametersReachTheOptimizerInside) {
   auto w = parameter({1});
-  auto optimizer = TorchOptimizer::make(
-      std::make_unique<torch::optim::Adam>(std::vector<at::Tensor>{w}, torch::optim::AdamOptions(0.1)));
+  auto optimizer = TorchOptimizer::make(std::make_unique<torch::optim::Adam>(
+      std::vector<at::Tensor>{w}, torch::optim::AdamOptions(0.1)));
   EXPECT_EQ(optimizer->hyperparameter(0, "beta2"), 0.999);
   optimizer->set_hyperparameter(0, "lr", 0.5);
   optimizer->set_hyperparameter(0, "beta1", 0.8);
@@ -98,7 +100,8 @@ TEST(TorchOptimizer, BindReplacesTheTensorsThatTorchSteps) {
   auto whole = parameter({1, 2, 3, 4});
   auto shard = parameter({1, 2});
   auto optimizer = TorchOptimizer::make(std::make_unique<torch::optim::Adagrad>(
-      std::vector<at::Tensor>{whole}, torch::optim::AdagradOptions(0.5).initial_accumulator_value(0.5)));
+      std::vector<at::Tensor>{whole},
+      torch::optim::AdagradOptions(0.5).initial_accumulator_value(0.5)));
   optimizer->bind([&](NamedParameter& p) { p = {.name = "w", .tensor = shard}; });
   shard.mutable_grad() = at::ones_like(shard);
   optimizer->step();
@@ -109,8 +112,8 @@ TEST(TorchOptimizer, BindReplacesTheTensorsThatTorchSteps) {
 
 TEST(TorchOptimizer, LbfgsCallsItsClosureMoreThanOnceAndReturnsTheLastLoss) {
   auto w = parameter({5});
-  auto optimizer = TorchOptimizer::make(
-      std::make_unique<torch::optim::LBFGS>(std::vector<at::Tensor>{w}, torch::optim::LBFGSOptions(1)));
+  auto optimizer = TorchOptimizer::make(std::make_unique<torch::optim::LBFGS>(
+      std::vector<at::Tensor>{w}, torch::optim::LBFGSOptions(1)));
   EXPECT_THROW(optimizer->step(), ConfigError);
   int calls = 0;
   double last = -1;
@@ -133,12 +136,14 @@ TEST(TorchOptimizer, AnUnknownClassNeedsACodecAndResumesWithIt) {
       [&] { TorchOptimizer::make(std::make_unique<Sign>(std::vector<at::Tensor>{w})); });
   EXPECT_TRUE(contains(message, "Give a codec")) << message;
 
-  auto optimizer = TorchOptimizer::make(std::make_unique<Sign>(std::vector<at::Tensor>{w}), sign_codec());
+  auto optimizer =
+      TorchOptimizer::make(std::make_unique<Sign>(std::vector<at::Tensor>{w}), sign_codec());
   w.mutable_grad() = at::ones_like(w);
   optimizer->step();
   optimizer->set_hyperparameter(0, "lr", 1.0);
   auto v = parameter({2.5});
-  auto resumed = TorchOptimizer::make(std::make_unique<Sign>(std::vector<at::Tensor>{v}), sign_codec());
+  auto resumed =
+      TorchOptimizer::make(std::make_unique<Sign>(std::vector<at::Tensor>{v}), sign_codec());
   resumed->load_state_dict(optimizer->state_dict());
   v.mutable_grad() = at::ones_like(v);
   resumed->step();
@@ -147,7 +152,9 @@ TEST(TorchOptimizer, AnUnknownClassNeedsACodecAndResumesWithIt) {
   EXPECT_TRUE(at::equal(v, w));
 }
 
-TEST(TorchOptimizer, RefusesANullPointer) { EXPECT_THROW(TorchOptimizer::make(nullptr), ConfigError); }
+TEST(TorchOptimizer, RefusesANullPointer) {
+  EXPECT_THROW(TorchOptimizer::make(nullptr), ConfigError);
+}
 
 }  // namespace
 }  // namespace fulmen

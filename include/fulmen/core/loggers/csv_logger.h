@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "fulmen/core/loggers/logger.h"
@@ -15,21 +16,23 @@ namespace fulmen {
 struct CSVLoggerOptions {
   std::filesystem::path save_dir = ".";
   std::string name = "fulmen_logs";  ///< Folder in save_dir; empty: none.
-  /// Folder in that. Unset: "version_k", k one more than the largest there is; processes that start at the same
-  /// time get different ones.
+  /// Folder in that. Unset: "version_k", k one more than the largest there is; processes that start
+  /// at the same time get different ones.
   std::optional<std::string> version = {};
   std::int64_t flush_every_n = 100;  ///< Rows that are held back at most.
 };
 
-/// Writes metrics to <save_dir>/<name>/<version>/metrics.csv and hyperparameters to hparams.json beside it.
+/// Writes metrics to <save_dir>/<name>/<version>/metrics.csv and hyperparameters to hparams.json
+/// beside it.
 ///
-/// One row per log_metrics() call. Columns: step, epoch if it was ever logged, then all names in order; an empty
-/// cell is a value that was not logged in that row. A new name rewrites the file with one more column. Doubles have
-/// the fewest digits that give them back; nan and inf are written so.
-/// A folder that has a metrics.csv is continued: a row cut off by a crash is dropped, all others stay, so the steps
-/// that a resumed run repeats stand there twice, the later row being the valid one.
-/// Rows are in the file after flush_every_n of them, after save(), and after each checkpoint. Nothing is made on
-/// disk before the first use. Every function that writes throws Error with the system's reason.
+/// One row per log_metrics() call. Columns: step, epoch if it was ever logged, then all names in
+/// order; an empty cell is a value that was not logged in that row. A new name rewrites the file
+/// with one more column. Doubles have the fewest digits that give them back; nan and inf are
+/// written so. A folder that has a metrics.csv is continued: a row cut off by a crash is dropped,
+/// all others stay, so the steps that a resumed run repeats stand there twice, the later row being
+/// the valid one. Rows are in the file after flush_every_n of them, after save(), and after each
+/// checkpoint. Nothing is made on disk before the first use. Every function that writes throws
+/// Error with the system's reason.
 class CSVLogger : public Logger {
  public:
   /// Throws ConfigError for options out of range.

@@ -8,6 +8,13 @@
 
 namespace fulmen {
 
+namespace detail {
+[[noreturn]] inline void fail_missing_step(const ModuleBase& module, std::string_view step) {
+  fail<ConfigError>(module.name(), step, " is not overridden, and this run needs it. Override it with the signature of ",
+                    "fulmen::LightningModule.");
+}
+}  // namespace detail
+
 /// A model that knows its loss and its optimizers: derive from it, own it by shared_ptr, hand it to a Trainer.
 /// BatchType is what its loaders yield (any type, see core/data/batch.h), PredictionType what predict_step returns.
 template <class BatchType = Batch, class PredictionType = at::Tensor>
@@ -18,16 +25,16 @@ class LightningModule : public ModuleBase {
   using ModuleBase::ModuleBase;
 
   /// Required by fit. Returns the loss of one micro-batch: backward, step and zero_grad are the trainer's.
-  virtual StepOutput training_step(BatchType& /*batch*/, std::int64_t /*batch_idx*/) { missing("training_step"); }
+  virtual StepOutput training_step(BatchType& /*batch*/, std::int64_t /*batch_idx*/) { detail::fail_missing_step(*this, "training_step"); }
   virtual StepOutput validation_step(BatchType& /*batch*/, std::int64_t /*batch_idx*/, std::int64_t /*dataloader_idx*/) {
-    missing("validation_step");
+    detail::fail_missing_step(*this, "validation_step");
   }
   virtual StepOutput test_step(BatchType& /*batch*/, std::int64_t /*batch_idx*/, std::int64_t /*dataloader_idx*/) {
-    missing("test_step");
+    detail::fail_missing_step(*this, "test_step");
   }
   virtual PredictionType predict_step(BatchType& /*batch*/, std::int64_t /*batch_idx*/,
                                       std::int64_t /*dataloader_idx*/) {
-    missing("predict_step");
+    detail::fail_missing_step(*this, "predict_step");
   }
 
   /// Used if the entry point got no loaders.
@@ -58,10 +65,6 @@ class LightningModule : public ModuleBase {
 
 
  private:
-  [[noreturn]] void missing(std::string_view step) const {
-    fail<ConfigError>(this->name(), step, " is not overridden, and this run needs it. Override it with the "
-                      "signature of fulmen::LightningModule.");
-  }
   static BatchType& typed(BatchView batch) { return *batch.get_if<BatchType>(); }
   static std::vector<std::shared_ptr<BatchSource>> sources(const Loaders<BatchType>& loaders) {
     std::vector<std::shared_ptr<BatchSource>> result;

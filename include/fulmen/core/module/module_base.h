@@ -14,6 +14,7 @@
 #include "fulmen/core/metrics/log_options.h"
 #include "fulmen/core/module/step_output.h"
 #include "fulmen/core/module/trainer_context.h"
+#include "fulmen/core/optim/clip_algorithm.h"
 #include "fulmen/core/optim/optimizer_config.h"
 #include "fulmen/core/support/state_dict.h"
 
@@ -26,7 +27,6 @@ enum class BatchAction {
 };
 
 enum class OptimizationMode { kAutomatic, kManual };
-enum class ClipAlgorithm { kNorm, kValue };
 
 /// What manual optimization and the default hooks need of the trainer.
 class ManualOptimization {

@@ -33,7 +33,8 @@ class Adagrad final : public detail::OptimizerBase {
  public:
   /// Throws ConfigError for a value out of range or parameters that cannot be stepped.
   static std::shared_ptr<Adagrad> make(Parameters parameters, AdagradOptions options = {});
-  static std::shared_ptr<Adagrad> make(std::vector<AdagradGroup> groups, AdagradOptions options = {});
+  static std::shared_ptr<Adagrad> make(std::vector<AdagradGroup> groups,
+                                       AdagradOptions options = {});
 
  private:
   explicit Adagrad(std::vector<GroupInit> groups);

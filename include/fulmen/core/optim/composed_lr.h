@@ -12,13 +12,14 @@ namespace fulmen {
 
 struct SequentialLROptions {
   std::vector<std::shared_ptr<SteppedLR>> schedulers = {};  ///< All on the same optimizer.
-  std::vector<std::int64_t> milestones = {};                ///< Step at which the next one takes over; rising.
+  std::vector<std::int64_t> milestones = {};  ///< Step at which the next one takes over; rising.
 };
 
 /// Runs schedulers one after the other. Each starts from the initial rate when its turn comes.
 class SequentialLR final : public SteppedLR {
  public:
-  static std::shared_ptr<SequentialLR> make(std::shared_ptr<Optimizer> optimizer, SequentialLROptions options);
+  static std::shared_ptr<SequentialLR> make(std::shared_ptr<Optimizer> optimizer,
+                                            SequentialLROptions options);
 
   void step(std::optional<double> metric = {}) override;
   void restart() override;

@@ -20,10 +20,11 @@ struct GradScalerOptions {
   bool enabled = true;  ///< If not, every call leaves things as they are.
 };
 
-/// Keeps float16 gradients in range: the loss is multiplied by a scale that halves when a gradient overflows and
-/// grows when none did for a while. The order in one window:
+/// Keeps float16 gradients in range: the loss is multiplied by a scale that halves when a gradient
+/// overflows and grows when none did for a while. The order in one window:
 ///   scale(loss).backward(); unscale(optimizer); clip...; step(optimizer); update();
-/// Not thread-safe. The state of a window (what was unscaled, what was found) ends with update() or new_window().
+/// Not thread-safe. The state of a window (what was unscaled, what was found) ends with update() or
+/// new_window().
 class GradScaler {
  public:
   /// Throws ConfigError for a value out of range.
@@ -31,14 +32,14 @@ class GradScaler {
 
   /// The loss times the scale, on the device of the loss.
   at::Tensor scale(const at::Tensor& loss);
-  /// Divides the gradients of the optimizer's parameters by the scale and notes whether any is not finite.
-  /// At most once for an optimizer in a window: throws ConfigError otherwise.
+  /// Divides the gradients of the optimizer's parameters by the scale and notes whether any is not
+  /// finite. At most once for an optimizer in a window: throws ConfigError otherwise.
   void unscale(const Optimizer& optimizer);
-  /// The note of unscale(): a float32 scalar, 0 or 1, that other ranks may be joined into before step(). Undefined if
-  /// the optimizer was not unscaled in this window.
+  /// The note of unscale(): a float32 scalar, 0 or 1, that other ranks may be joined into before
+  /// step(). Undefined if the optimizer was not unscaled in this window.
   at::Tensor found_inf(const Optimizer& optimizer) const;
-  /// Unscales if that was not done, then steps unless a gradient is not finite. Returns whether it stepped.
-  /// Reads found_inf once. Closures are not supported, since they make new gradients.
+  /// Unscales if that was not done, then steps unless a gradient is not finite. Returns whether it
+  /// stepped. Reads found_inf once. Closures are not supported, since they make new gradients.
   bool step(Optimizer& optimizer);
   /// Adapts the scale to what was found, and ends the window.
   void update();
@@ -50,7 +51,8 @@ class GradScaler {
   double current_scale() const;
 
   StateDict state_dict() const;
-  /// Restores the scale and its growth count; options come from the constructor. Throws CheckpointError.
+  /// Restores the scale and its growth count; options come from the constructor. Throws
+  /// CheckpointError.
   void load_state_dict(const StateDict& state);
 
  private:

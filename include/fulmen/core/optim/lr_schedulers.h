@@ -48,7 +48,7 @@ struct LambdaLROptions {
 /// Multiplies the rate by gamma every step_size steps.
 class StepLR final : public SteppedLR {
  public:
-  static std::shared_ptr<StepLR> make(std::shared_ptr<Optimizer> optimizer, StepLROptions options);
+  static std::shared_ptr<StepLR> make(std::shared_ptr<Optimizer>, StepLROptions);
 
  private:
   StepLR(std::shared_ptr<Optimizer> optimizer, StepLROptions options);
@@ -59,7 +59,7 @@ class StepLR final : public SteppedLR {
 /// Multiplies the rate by gamma at each milestone.
 class MultiStepLR final : public SteppedLR {
  public:
-  static std::shared_ptr<MultiStepLR> make(std::shared_ptr<Optimizer> optimizer, MultiStepLROptions options);
+  static std::shared_ptr<MultiStepLR> make(std::shared_ptr<Optimizer>, MultiStepLROptions);
 
  private:
   MultiStepLR(std::shared_ptr<Optimizer> optimizer, MultiStepLROptions options);
@@ -70,7 +70,7 @@ class MultiStepLR final : public SteppedLR {
 /// Multiplies the rate by gamma at each step.
 class ExponentialLR final : public SteppedLR {
  public:
-  static std::shared_ptr<ExponentialLR> make(std::shared_ptr<Optimizer> optimizer, ExponentialLROptions options);
+  static std::shared_ptr<ExponentialLR> make(std::shared_ptr<Optimizer>, ExponentialLROptions);
 
  private:
   ExponentialLR(std::shared_ptr<Optimizer> optimizer, ExponentialLROptions options);
@@ -81,7 +81,8 @@ class ExponentialLR final : public SteppedLR {
 /// Multiplies the rate by factor until step total_iters.
 class ConstantLR final : public SteppedLR {
  public:
-  static std::shared_ptr<ConstantLR> make(std::shared_ptr<Optimizer> optimizer, ConstantLROptions options = {});
+  static std::shared_ptr<ConstantLR> make(std::shared_ptr<Optimizer>,
+                                          ConstantLROptions options = {});
 
  private:
   ConstantLR(std::shared_ptr<Optimizer> optimizer, ConstantLROptions options);
@@ -92,7 +93,7 @@ class ConstantLR final : public SteppedLR {
 /// Moves the factor linearly from start_factor to end_factor in total_iters steps: warm-up.
 class LinearLR final : public SteppedLR {
  public:
-  static std::shared_ptr<LinearLR> make(std::shared_ptr<Optimizer> optimizer, LinearLROptions options = {});
+  static std::shared_ptr<LinearLR> make(std::shared_ptr<Optimizer>, LinearLROptions options = {});
 
  private:
   LinearLR(std::shared_ptr<Optimizer> optimizer, LinearLROptions options);
@@ -103,7 +104,8 @@ class LinearLR final : public SteppedLR {
 /// Decays the rate as (1 - step / total_iters) ^ power.
 class PolynomialLR final : public SteppedLR {
  public:
-  static std::shared_ptr<PolynomialLR> make(std::shared_ptr<Optimizer> optimizer, PolynomialLROptions options = {});
+  static std::shared_ptr<PolynomialLR> make(std::shared_ptr<Optimizer>,
+                                            PolynomialLROptions options = {});
 
  private:
   PolynomialLR(std::shared_ptr<Optimizer> optimizer, PolynomialLROptions options);
@@ -114,8 +116,8 @@ class PolynomialLR final : public SteppedLR {
 /// Half a cosine from the initial rate to eta_min in t_max steps, and back up after that.
 class CosineAnnealingLR final : public SteppedLR {
  public:
-  static std::shared_ptr<CosineAnnealingLR> make(std::shared_ptr<Optimizer> optimizer,
-                                                 CosineAnnealingLROptions options);
+  static std::shared_ptr<CosineAnnealingLR> make(std::shared_ptr<Optimizer>,
+                                                 CosineAnnealingLROptions);
 
  private:
   CosineAnnealingLR(std::shared_ptr<Optimizer> optimizer, CosineAnnealingLROptions options);
@@ -126,7 +128,7 @@ class CosineAnnealingLR final : public SteppedLR {
 /// The initial rate times lr_lambda(step).
 class LambdaLR final : public SteppedLR {
  public:
-  static std::shared_ptr<LambdaLR> make(std::shared_ptr<Optimizer> optimizer, LambdaLROptions options);
+  static std::shared_ptr<LambdaLR> make(std::shared_ptr<Optimizer>, LambdaLROptions);
 
  private:
   LambdaLR(std::shared_ptr<Optimizer> optimizer, LambdaLROptions options);
@@ -137,7 +139,7 @@ class LambdaLR final : public SteppedLR {
 /// The rate of the step before times lr_lambda(step); nothing at step 0.
 class MultiplicativeLR final : public SteppedLR {
  public:
-  static std::shared_ptr<MultiplicativeLR> make(std::shared_ptr<Optimizer> optimizer, LambdaLROptions options);
+  static std::shared_ptr<MultiplicativeLR> make(std::shared_ptr<Optimizer>, LambdaLROptions);
 
  private:
   MultiplicativeLR(std::shared_ptr<Optimizer> optimizer, LambdaLROptions options);

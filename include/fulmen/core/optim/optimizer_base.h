@@ -36,7 +36,7 @@ enum class StateKind {
 struct StateSpec {
   std::string_view name;
   StateKind kind = StateKind::kLikeParameter;
-  int used_if = -1;       ///< Index of a hyperparameter that must not be 0; -1: always used.
+  int used_if = -1;        ///< Index of a hyperparameter that must not be 0; -1: always used.
   int initial_value = -1;  ///< Index of the hyperparameter that holds it; -1: zero.
 };
 
@@ -47,8 +47,9 @@ struct OptimizerKind {
   std::span<const StateSpec> state;
 };
 
-/// Groups, state and bookkeeping of the optimizers that run on ATen's kernels. A derived class gives its tables and
-/// the update of a batch. Nothing is allocated in a step unless the set of parameters with gradients changed.
+/// Groups, state and bookkeeping of the optimizers that run on ATen's kernels. A derived class
+/// gives its tables and the update of a batch. Nothing is allocated in a step unless the set of
+/// parameters with gradients changed.
 class OptimizerBase : public Optimizer {
  public:
   static constexpr std::size_t kMaxHyperparameters = 8;

@@ -20,9 +20,10 @@ class Module;
 
 namespace fulmen {
 
-/// What an optimizer steps, made from whatever is at hand: a module, a holder or pointer of one, tensors, or named
-/// tensors. A tensor that stands there twice (tied) is kept once, under its first name.
-/// Of a module only the parameters that require a gradient are taken; a list is taken as it is.
+/// What an optimizer steps, made from whatever is at hand: a module, a holder or pointer of one,
+/// tensors, or named tensors. A tensor that stands there twice (tied) is kept once, under its first
+/// name. Of a module only the parameters that require a gradient are taken; a list is taken as it
+/// is.
 class Parameters {
  public:
   // Implicit on purpose: AdamW::make(*this, {.lr = 1e-3}).
@@ -33,9 +34,9 @@ class Parameters {
   Parameters(std::vector<NamedParameter> parameters);  // NOLINT
   /// A ModuleHolder (torch::nn::Linear, ...) or a shared_ptr to a module.
   template <class Pointer>
-    requires requires(const Pointer& pointer) {
-      { *pointer } -> std::convertible_to<const torch::nn::Module&>;
-    }
+  requires requires(const Pointer& pointer) {
+    { *pointer } -> std::convertible_to<const torch::nn::Module&>;
+  }
   Parameters(const Pointer& pointer)  // NOLINT
       : Parameters(static_cast<const torch::nn::Module&>(*pointer)) {}
 

@@ -8,7 +8,8 @@
 
 namespace fulmen {
 
-/// "True": parameters and arithmetic have the dtype. Mixed: parameters are float32, autocast picks the dtype.
+/// "True": parameters and arithmetic have the dtype. Mixed: parameters are float32, autocast picks
+/// the dtype.
 enum class Precision { k64True, k32True, kBf16True, k16True, kBf16Mixed, k16Mixed };
 
 /// "64-true", "32-true", "bf16-true", "16-true", "bf16-mixed" or "16-mixed".
@@ -23,9 +24,9 @@ std::optional<c10::ScalarType> autocast_dtype(Precision precision);
 /// Whether gradients need a GradScaler: 16-mixed only.
 bool needs_grad_scaler(Precision precision);
 
-/// Autocast on this thread while it lives, if the precision is mixed; else it does nothing. Puts back what was before,
-/// also when left by an exception, and drops the cached casts when the outermost guard ends. Forward and loss go
-/// inside, backward and step outside.
+/// Autocast on this thread while it lives, if the precision is mixed; else it does nothing. Puts
+/// back what was before, also when left by an exception, and drops the cached casts when the
+/// outermost guard ends. Forward and loss go inside, backward and step outside.
 class AutocastGuard {
  public:
   AutocastGuard(c10::DeviceType device, Precision precision);
@@ -40,8 +41,8 @@ class AutocastGuard {
   c10::ScalarType previous_dtype_ = c10::ScalarType::Float;
 };
 
-/// Makes new floating-point tensors have this dtype while it lives. The default is one for the whole process, so two
-/// threads must not hold guards of different dtypes at once.
+/// Makes new floating-point tensors have this dtype while it lives. The default is one for the
+/// whole process, so two threads must not hold guards of different dtypes at once.
 class DefaultDtypeGuard {
  public:
   explicit DefaultDtypeGuard(c10::ScalarType dtype);

@@ -35,7 +35,8 @@ class RMSprop final : public detail::OptimizerBase {
  public:
   /// Throws ConfigError for a value out of range or parameters that cannot be stepped.
   static std::shared_ptr<RMSprop> make(Parameters parameters, RMSpropOptions options = {});
-  static std::shared_ptr<RMSprop> make(std::vector<RMSpropGroup> groups, RMSpropOptions options = {});
+  static std::shared_ptr<RMSprop> make(std::vector<RMSpropGroup> groups,
+                                       RMSpropOptions options = {});
 
  private:
   explicit RMSprop(std::vector<GroupInit> groups);

@@ -11,9 +11,9 @@
 
 namespace fulmen {
 
-/// A scheduler whose rates follow from the number of its steps. As in PyTorch a rate is computed from the one before,
-/// so that schedulers on the same optimizer multiply, and a rate set by hand stays in force.
-/// The state holds progress and rates; options come from the constructor.
+/// A scheduler whose rates follow from the number of its steps. As in PyTorch a rate is computed
+/// from the one before, so that schedulers on the same optimizer multiply, and a rate set by hand
+/// stays in force. The state holds progress and rates; options come from the constructor.
 class SteppedLR : public LRScheduler {
  public:
   std::string_view name() const final { return name_; }

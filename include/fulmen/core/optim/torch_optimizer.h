@@ -18,7 +18,8 @@ class OptimizerParamState;
 
 namespace fulmen {
 
-/// How the state and the options of an optimizer class that Fulmen does not know are read and written.
+/// How the state and the options of an optimizer class that Fulmen does not know are read and
+/// written.
 struct TorchOptimizerCodec {
   struct Hyperparameter {
     std::string name;
@@ -31,16 +32,20 @@ struct TorchOptimizerCodec {
   std::function<TensorMap(const torch::optim::OptimizerParamState&)> save = {};
   /// The inverse. Throws CheckpointError if tensors are missing; must change nothing else.
   std::function<std::unique_ptr<torch::optim::OptimizerParamState>(const TensorMap&)> load = {};
-  /// Adds a sentence for each tensor of group[index]'s state that is missing or does not fit. Optional.
-  std::function<void(std::span<const NamedParameter> group, std::size_t index, const TensorMap& tensors,
+  /// Adds a sentence for each tensor of group[index]'s state that is missing or does not fit.
+  /// Optional.
+  std::function<void(std::span<const NamedParameter> group,
+                     std::size_t index,
+                     const TensorMap& tensors,
                      std::vector<std::string>& problems)>
       check = {};
   std::vector<Hyperparameter> hyperparameters = {};  ///< Empty: "lr", through get_lr and set_lr.
 };
 
-/// Lets one of LibTorch's optimizers be used where Fulmen wants an Optimizer. SGD, Adam, AdamW, Adagrad, RMSprop and
-/// LBFGS are known; another class needs a codec. A tensor given twice (module->parameters() lists tied ones twice) is
-/// stepped once. On many small tensors these are several times slower than Fulmen's own.
+/// Lets one of LibTorch's optimizers be used where Fulmen wants an Optimizer. SGD, Adam, AdamW,
+/// Adagrad, RMSprop and LBFGS are known; another class needs a codec. A tensor given twice
+/// (module->parameters() lists tied ones twice) is stepped once. On many small tensors these are
+/// several times slower than Fulmen's own.
 class TorchOptimizer final : public Optimizer {
  public:
   /// Throws ConfigError for a null pointer, or a class that is not known without a codec.
@@ -57,6 +62,7 @@ class TorchOptimizer final : public Optimizer {
   void set_hyperparameter(std::size_t group, std::string_view key, double value) override;
   /// LBFGS throws ConfigError without a closure.
   at::Tensor step(const Closure& closure = {}) override;
+  bool reevaluates() const override { return needs_closure_; }
   void bind(const std::function<void(NamedParameter&)>& bind) override;
   StateDict state_dict() const override;
   void check_state(const StateDict& state, std::vector<std::string>& problems) const override;
@@ -71,7 +77,8 @@ class TorchOptimizer final : public Optimizer {
   const TorchOptimizerCodec::Hyperparameter& find(std::size_t group, std::string_view key) const;
   void replace(std::size_t group, std::size_t index, const at::Tensor& tensor);
   /// The saved tensors of each parameter, by their names without the parameter's.
-  std::vector<std::vector<TensorMap>> sort_tensors(const StateDict& state, std::vector<std::string>& problems) const;
+  std::vector<std::vector<TensorMap>> sort_tensors(const StateDict& state,
+                                                   std::vector<std::string>& problems) const;
 
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   TorchOptimizerCodec codec_;

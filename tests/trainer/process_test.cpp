@@ -1,0 +1,137 @@
+// Real processes that are killed and resumed. The test starts itself again as the program that trains.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <thread>
+
+#include "tests/trainer/resumable.h"
+
+namespace fulmen {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kChild = "--train";
+
+/// Trains in `folder`, resuming if there is something to resume, and leaves the record of the finished run there.
+int train(const fs::path& folder, std::chrono::milliseconds pause) {
+  at::set_num_threads(1);
+  ResumableRun run({.folder = folder, .every_n_train_steps = 1, .signals = SignalHandling::kSaveAndStop},
+                   [&](const std::string&) {
+                     std::ofstream(folder / "alive", std::ios::app) << ".";
+                     std::this_thread::sleep_for(pause);
+                   });
+  const bool resumes = fs::exists(folder / "last");
+  if (run.fit(resumes ? "last" : "").status != RunStatus::kFinished) return 3;
+  std::ofstream(folder / "record") << run.record().end;
+  return 0;
+}
+
+pid_t start(const fs::path& folder, std::chrono::milliseconds pause) {
+  const auto folder_text = folder.string();
+  const auto pause_text = std::to_string(pause.count());
+  const pid_t child = fork();
+  if (child == 0) {
+    execl("/proc/self/exe", "train", kChild, folder_text.c_str(), pause_text.c_str(), nullptr);
+    _exit(127);
+  }
+  return child;
+}
+
+/// Waits until the child has called out `calls` times or ended.
+void wait_for_calls(pid_t child, const fs::path& folder, std::uintmax_t calls) {
+  std::error_code none;
+  while (kill(child, 0) == 0 && waitpid(child, nullptr, WNOHANG | WNOWAIT) == 0) {
+    if (fs::exists(folder / "alive") && fs::file_size(folder / "alive", none) >= calls) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+int wait_for_end(pid_t child) {
+  int status = 0;
+  waitpid(child, &status, 0);
+  return status;
+}
+
+std::string read(const fs::path& file) {
+  std::ifstream stream(file);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "fulmen-process-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~Folder() { fs::remove_all(path_); }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+const std::string& unbroken_record() {
+  static const std::string record = [] {
+    Folder folder;
+    EXPECT_EQ(wait_for_end(start(folder.path(), std::chrono::milliseconds(0))), 0);
+    return read(folder.path() / "record");
+  }();
+  return record;
+}
+
+/// Kills the run after `calls` calls, again and again, until one run gets through.
+void kill_until_done(int signal, std::uintmax_t calls) {
+  Folder folder;
+  int killed = 0;
+  for (int attempt = 0; attempt < 40 && !fs::exists(folder.path() / "record"); ++attempt) {
+    fs::remove(folder.path() / "alive");
+    const auto child = start(folder.path(), std::chrono::milliseconds(2));
+    wait_for_calls(child, folder.path(), calls);
+    kill(child, signal);
+    const int status = wait_for_end(child);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;  // It was done before the signal came.
+    ++killed;
+    // As the shell's 128 + signal: whoever waits sees the signal.
+    ASSERT_TRUE(WIFSIGNALED(status)) << "exit code " << WEXITSTATUS(status);
+    EXPECT_EQ(WTERMSIG(status), signal);
+  }
+  EXPECT_GE(killed, 1);
+  ASSERT_TRUE(fs::exists(folder.path() / "record")) << "never got through";
+  EXPECT_EQ(read(folder.path() / "record"), unbroken_record());
+}
+
+TEST(Process, ResumedAfterSigtermsEndsAsTheUnbrokenRun) { kill_until_done(SIGTERM, 9); }
+
+TEST(Process, ResumedAfterSigintsEndsAsTheUnbrokenRun) { kill_until_done(SIGINT, 14); }
+
+TEST(Process, ResumedAfterSigkillsEndsAsTheUnbrokenRun) { kill_until_done(SIGKILL, 25); }
+
+TEST(Process, SigtermLeavesOneCheckpointOfTheStop) {
+  Folder folder;
+  const auto child = start(folder.path(), std::chrono::milliseconds(2));
+  wait_for_calls(child, folder.path(), 10);
+  kill(child, SIGTERM);
+  wait_for_end(child);
+  int interrupted = 0;
+  for (const auto& checkpoint : list_checkpoints(folder.path())) {
+    if (checkpoint.filename().string().starts_with("interrupted-")) ++interrupted;
+  }
+  EXPECT_EQ(interrupted, 1);
+}
+
+}  // namespace
+}  // namespace fulmen
+
+int main(int argc, char** argv) {
+  if (argc == 4 && std::string(argv[1]) == fulmen::kChild) {
+    return fulmen::train(argv[2], std::chrono::milliseconds(std::stoi(argv[3])));
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
