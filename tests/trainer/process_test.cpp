@@ -19,9 +19,9 @@ namespace fs = std::filesystem;
 constexpr const char* kChild = "--train";
 
 /// Trains in `folder`, resuming if there is something to resume, and leaves the record of the finished run there.
-int train(const fs::path& folder, std::chrono::milliseconds pause) {
+int train(const fs::path& folder, std::chrono::milliseconds pause, std::int64_t save_every) {
   at::set_num_threads(1);
-  ResumableRun run({.folder = folder, .every_n_train_steps = 1, .signals = SignalHandling::kSaveAndStop},
+  ResumableRun run({.folder = folder, .every_n_train_steps = save_every, .signals = SignalHandling::kSaveAndStop},
                    [&](const std::string&) {
                      std::ofstream(folder / "alive", std::ios::app) << ".";
                      std::this_thread::sleep_for(pause);
@@ -32,12 +32,13 @@ int train(const fs::path& folder, std::chrono::milliseconds pause) {
   return 0;
 }
 
-pid_t start(const fs::path& folder, std::chrono::milliseconds pause) {
+pid_t start(const fs::path& folder, std::chrono::milliseconds pause, std::int64_t save_every = 1) {
+  const auto save_text = std::to_string(save_every);
   const auto folder_text = folder.string();
   const auto pause_text = std::to_string(pause.count());
   const pid_t child = fork();
   if (child == 0) {
-    execl("/proc/self/exe", "train", kChild, folder_text.c_str(), pause_text.c_str(), nullptr);
+    execl("/proc/self/exe", "train", kChild, folder_text.c_str(), pause_text.c_str(), save_text.c_str(), nullptr);
     _exit(127);
   }
   return child;
@@ -46,7 +47,8 @@ pid_t start(const fs::path& folder, std::chrono::milliseconds pause) {
 /// Waits until the child has called out `calls` times or ended.
 void wait_for_calls(pid_t child, const fs::path& folder, std::uintmax_t calls) {
   std::error_code none;
-  while (kill(child, 0) == 0 && waitpid(child, nullptr, WNOHANG | WNOWAIT) == 0) {
+  siginfo_t ended = {};
+  while (waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0) {
     if (fs::exists(folder / "alive") && fs::file_size(folder / "alive", none) >= calls) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -114,7 +116,8 @@ TEST(Process, ResumedAfterSigkillsEndsAsTheUnbrokenRun) { kill_until_done(SIGKIL
 
 TEST(Process, SigtermLeavesOneCheckpointOfTheStop) {
   Folder folder;
-  const auto child = start(folder.path(), std::chrono::milliseconds(2));
+  constexpr std::int64_t kNever = 1000;
+  const auto child = start(folder.path(), std::chrono::milliseconds(2), kNever);
   wait_for_calls(child, folder.path(), 10);
   kill(child, SIGTERM);
   wait_for_end(child);
@@ -129,8 +132,8 @@ TEST(Process, SigtermLeavesOneCheckpointOfTheStop) {
 }  // namespace fulmen
 
 int main(int argc, char** argv) {
-  if (argc == 4 && std::string(argv[1]) == fulmen::kChild) {
-    return fulmen::train(argv[2], std::chrono::milliseconds(std::stoi(argv[3])));
+  if (argc == 5 && std::string(argv[1]) == fulmen::kChild) {
+    return fulmen::train(argv[2], std::chrono::milliseconds(std::stoi(argv[3])), std::stoi(argv[4]));
   }
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
