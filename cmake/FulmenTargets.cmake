@@ -7,7 +7,7 @@ endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # g++ 12 reports these for "literal" + std::string once it has inlined it (its bug 105651); the
   # address sanitizer looks for the real ones.
-  list(APPEND fulmen_warnings -Wno-restrict -Wno-array-bounds -Wno-stringop-overflow)
+  list(APPEND fulmen_warnings -Wno-restrict -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
 endif()
 if(FULMEN_WERROR)
   list(APPEND fulmen_warnings -Werror)

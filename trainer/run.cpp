@@ -131,12 +131,12 @@ void Session::prepare(Stage stage) {
   if (stage == Stage::kFit && options.seed) seed_everything(*options.seed);
   loader_seed_ = options.seed.value_or(at::detail::getDefaultCPUGenerator().current_seed());
   if (sources.data_module) {
-    metrics.set_hook(HookPoint::kPrepareData);
+    set_hook(HookPoint::kPrepareData);
     sources.data_module->prepare_data();
   }
   hook(HookPoint::kPrepareData).prepare_data();
   set_up_ = true;
-  metrics.set_hook(HookPoint::kSetup);
+  set_hook(HookPoint::kSetup);
   if (sources.data_module) sources.data_module->setup(stage);
   call_callbacks(HookPoint::kSetup, &Callback::setup, stage);
   hook(HookPoint::kSetup).setup(stage);
@@ -288,14 +288,14 @@ void Session::interrupt(const char* reason) {
   if (fit_loop == nullptr) return;
   log_.info("Trainer: the run stops: ", reason, ".");
   metrics.discard();
-  metrics.set_hook(HookPoint::kOnInterrupt);
+  set_hook(HookPoint::kOnInterrupt);
   for (const auto& callback : callbacks_) callback->on_interrupt(*this, *module, reason);
 }
 
 void Session::abandon(const std::exception& error) noexcept {
   if (!running_) return;  // Everything was torn down; a hook of the teardown threw.
-  if (fit_loop != nullptr && !fit_loop->roll_back()) state.phase = BatchPhase::kUpdating;
-  metrics.set_hook(HookPoint::kOnException);
+  if (fit_loop != nullptr) fit_loop->roll_back();
+  set_hook(HookPoint::kOnException);
   for (const auto& callback : callbacks_) {
     attempt("on_exception of a callback", [&] { callback->on_exception(*this, *module, error); });
   }
@@ -319,7 +319,7 @@ void Session::end(RunStatus status) {
     }
   };
   const auto finish = [&] {
-    metrics.set_hook(HookPoint::kTeardown);
+    set_hook(HookPoint::kTeardown);
     if (!std::exchange(set_up_, false)) return;
     if (sources.data_module) {
       attempt_each("teardown of the data module", [&] { sources.data_module->teardown(stage_); });
@@ -332,8 +332,9 @@ void Session::end(RunStatus status) {
   const auto finalize = [&] {
     for (const auto& logger : loggers_) attempt_each("a logger", [&] { logger->finalize(status); });
   };
+  if (options.profiler) log_.info(options.profiler->describe());
   const Finally detach([this] {
-    metrics.set_hook(HookPoint::kOutside);
+    set_hook(HookPoint::kOutside);
     if (sources.data_module) sources.data_module->attach(nullptr);
     module->attach(nullptr, nullptr);
     sources = {};

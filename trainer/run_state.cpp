@@ -125,7 +125,7 @@ void store_optimizers(const Session& session, CheckpointContents& contents) {
 void store_extras(Session& session, CheckpointContents& contents, CheckpointScope scope) {
   json::object extras;
   if (scope == CheckpointScope::kEverything) {
-    session.metrics.set_hook(HookPoint::kOnSaveCheckpoint);
+    session.set_hook(HookPoint::kOnSaveCheckpoint);
     for (const auto& callback : session.callbacks_) {
       StateDict extra;
       callback->on_save_checkpoint(session, *session.module, extra);
@@ -201,7 +201,7 @@ void restore_optimizers(Session& session, const CheckpointContents& contents) {
 
 void restore_callbacks(Session& session, const CheckpointContents& contents) {
   const auto& extras = require_object(contents.trainer, "callback_extras", kWhere);
-  session.metrics.set_hook(HookPoint::kOnLoadCheckpoint);
+  session.set_hook(HookPoint::kOnLoadCheckpoint);
   for (const auto& callback : session.callbacks_) {
     const auto key = callback->state_key();
     const auto* values = extras.if_contains(key);

@@ -82,14 +82,15 @@ void Session::log_value(std::string_view name, double value, const LogOptions& l
 
 void Session::save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope) {
   if (module == nullptr) fail<ConfigError>("Trainer", "save_checkpoint was called before any run.");
-  if (state.phase == BatchPhase::kUpdating) {
-    fail<CheckpointError>("Trainer", "the run failed inside a batch or its update, so this is no state to go on from. ",
-                          "Resume from the checkpoint before; ModelCheckpoint's save_on_exception keeps what is needed ",
-                          "to save the state before the batch.");
+  const bool inside = state.phase == BatchPhase::kBeforeUpdate && scope == CheckpointScope::kEverything;
+  if (state.phase == BatchPhase::kUpdating || inside) {
+    fail<CheckpointError>("Trainer", "a training batch is half done, and from such a state no run can go on. Save in ",
+                          "on_train_batch_end or later. After an exception the checkpoint before stands; ModelCheckpoint's ",
+                          "save_on_exception keeps what is needed to save the state before the batch.");
   }
   const auto hook_before = metrics.hook();
   const auto contents = capture(*this, scope);
-  metrics.set_hook(hook_before);
+  set_hook(hook_before);
   write_checkpoint(directory, contents);
 }
 
@@ -158,7 +159,7 @@ void Session::transfer(BatchView batch, std::int64_t dataloader_idx) {
   }
   const auto device = strategy_->root_device();
   if (auto* data = sources.data_module.get()) {
-    metrics.set_hook(HookPoint::kOnBeforeBatchTransfer);
+    set_hook(HookPoint::kOnBeforeBatchTransfer);
     data->dispatch_before_batch_transfer(batch, dataloader_idx);
     data->dispatch_transfer_batch(batch, device, dataloader_idx);
     data->dispatch_after_batch_transfer(batch, dataloader_idx);
@@ -186,7 +187,7 @@ std::vector<std::shared_ptr<BatchSource>> Session::eval_sources(Stage stage) {
                      : stage == Stage::kPredict ? HookPoint::kPredictDataloader
                                                 : HookPoint::kValDataloader;
   auto found = sources.eval;
-  metrics.set_hook(point);
+  set_hook(point);
   if (found.empty()) {
     found = sources.data_module ? sources.data_module->dispatch_eval_dataloaders(stage)
                                 : module->dispatch_eval_dataloaders(stage);
@@ -200,7 +201,7 @@ std::vector<std::shared_ptr<BatchSource>> Session::eval_sources(Stage stage) {
 
 std::shared_ptr<BatchSource> Session::train_source() {
   auto found = sources.train;
-  metrics.set_hook(HookPoint::kTrainDataloader);
+  set_hook(HookPoint::kTrainDataloader);
   if (found == nullptr) {
     found = sources.data_module ? sources.data_module->dispatch_train_dataloader() : module->dispatch_train_dataloader();
   }

@@ -10,6 +10,7 @@
 #include "fulmen/core/distributed/strategy.h"
 #include "fulmen/core/metrics/metric_store.h"
 #include "fulmen/core/module/hook_point.h"
+#include "fulmen/core/module/profiler.h"
 #include "fulmen/core/optim/grad_scaler.h"
 #include "fulmen/core/optim/precision.h"
 #include "fulmen/core/support/accelerator.h"
@@ -60,15 +61,19 @@ class Session final : public TrainerContext, public ManualOptimization {
   void automatic_step(Optimizer& optimizer, const Optimizer::Closure& closure) override;
   void clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) override;
 
+  void set_hook(HookPoint point) {
+    metrics.set_hook(point);
+    if (options.profiler) options.profiler->enter(point);
+  }
   /// Calls a hook of every callback. Hooks at whose end checkpoints may be written call those last, after the module.
   template <class Hook, class... Args>
   void call_callbacks(HookPoint point, Hook hook, Args&&... args) {
-    metrics.set_hook(point);
+    set_hook(point);
     for (auto& callback : callbacks_) ((*callback).*hook)(*this, *module, args...);
   }
   template <class Predicate, class Hook, class... Args>
   void call_callbacks_if(HookPoint point, Predicate predicate, Hook hook, Args&&... args) {
-    metrics.set_hook(point);
+    set_hook(point);
     for (auto& callback : callbacks_) {
       if (predicate(callback->kind())) ((*callback).*hook)(*this, *module, args...);
     }
@@ -80,7 +85,7 @@ class Session final : public TrainerContext, public ManualOptimization {
     ((*module).*module_hook)(args...);
   }
   ModuleBase& hook(HookPoint point) {
-    metrics.set_hook(point);
+    set_hook(point);
     return *module;
   }
 

@@ -62,7 +62,10 @@ class DigitsModule final : public fulmen::LightningModule<> {
 
   fulmen::StepOutput training_step(fulmen::Batch& batch, std::int64_t) override {
     auto [images, labels] = batch.unpack<2>();
-    auto loss = torch::cross_entropy_loss(net_->forward(images), labels);
+    auto loss = nn::functional::cross_entropy(
+        net_->forward(images),
+        labels,
+        nn::functional::CrossEntropyFuncOptions().label_smoothing(0.1));
     log("train_loss", loss, {.prog_bar = true});
     return loss;
   }

@@ -23,6 +23,7 @@
 #include "fulmen/core/module/callback.h"
 #include "fulmen/core/module/data_module.h"
 #include "fulmen/core/module/lightning_module.h"
+#include "fulmen/core/module/profiler.h"
 #include "fulmen/core/optim/adagrad.h"
 #include "fulmen/core/optim/adam.h"
 #include "fulmen/core/optim/clip_grad.h"

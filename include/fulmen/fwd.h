@@ -25,6 +25,7 @@ class LRScheduler;
 class ManualOptimization;
 class ModuleBase;
 class Optimizer;
+class Profiler;
 class Strategy;
 class Trainer;
 class TrainerContext;

@@ -82,9 +82,9 @@ BatchLimit EvaluationLoop::limit() const {
   return options.*hooks().limit;
 }
 
-BatchLimit EvaluationLoop::few_batches(BatchSource& source) const {
+BatchLimit EvaluationLoop::few_batches(const LimitedSource& whole) const {
   // Never more than the validations that follow will use.
-  const auto usual = LimitedSource(source, limit(), "the validation loader", hooks().limit_name, Lookahead::kNo).size();
+  const auto usual = whole.size();
   return batches(usual ? std::min(*usual, *few_) : *few_);
 }
 
@@ -116,7 +116,7 @@ void EvaluationLoop::run() {
     metrics.end_phase();
   }
   (session_.hook(hook.train_point).*hook.model_train)();
-  metrics.set_hook(hook_before);
+  session_.set_hook(hook_before);
 }
 
 void EvaluationLoop::finish() {
@@ -139,9 +139,10 @@ std::vector<LimitedSource> EvaluationLoop::limited_sources() {
   sizes.clear();
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     session_.prepare_source(*sources_[i]);
-    const auto limit = few_ ? few_batches(*sources_[i]) : this->limit();
-    const std::string what = std::string("the ") + std::string(to_string(stage_)) + " loader " + std::to_string(i);
-    loaders.emplace_back(*sources_[i], limit, what, hooks().limit_name, Lookahead::kNo);
+    const std::string what = (stage_ == Stage::kTest ? "the test loader " : "the validation loader ") + std::to_string(i);
+    const LimitedSource whole(*sources_[i], limit(), what, hooks().limit_name, Lookahead::kNo);
+    whole.require_batches();
+    loaders.emplace_back(*sources_[i], few_ ? few_batches(whole) : limit(), what, hooks().limit_name, Lookahead::kNo);
     sizes.push_back(loaders.back().size());
   }
   return loaders;

@@ -27,7 +27,7 @@ class EvaluationLoop {
   const Hooks& hooks() const;
   MetricPhase phase() const;
   BatchLimit limit() const;
-  BatchLimit few_batches(BatchSource& source) const;
+  BatchLimit few_batches(const LimitedSource& whole) const;
   std::vector<LimitedSource> limited_sources();
   bool run_batches(std::vector<LimitedSource>& loaders);
   void run_batch(BatchView batch, std::int64_t batch_idx, std::int64_t dataloader_idx);

@@ -61,9 +61,8 @@ void FitLoop::connect_training_data() {
   const char* option = session_.options.overfit_batches ? "overfit_batches" : "limit_train_batches";
   data_ = std::make_unique<LimitedSource>(*source_, limit, "the training loader", option, Lookahead::kYes);
   session_.plan_.train_batches = data_->size();
-  if (data_->size() == 0 && !limit.is_off()) {
-    fail<DataError>("the training loader", "has no batches: its dataset is empty, or smaller than a batch with drop_last.");
-  }
+  connected_epoch_ = session_.state.progress.epoch;
+  data_->require_batches();
   window_.set_data(*data_);
   check_interval();
   const auto window = session_.state.accumulate_grad_batches;
@@ -147,7 +146,8 @@ void FitLoop::start_epoch() {
   auto& state = session_.state;
   const auto every = session_.options.reload_dataloaders_every_n_epochs;
   const bool resumed = state.epoch_started;
-  if (every > 0 && state.progress.epoch > 0 && state.progress.epoch % every == 0 && !resumed) {
+  const bool fresh = connected_epoch_ == state.progress.epoch;
+  if (every > 0 && state.progress.epoch % every == 0 && !fresh && !resumed) {
     connect_validation_data();
     connect_training_data();
   }
@@ -171,7 +171,7 @@ void FitLoop::run_epoch() {
   while (!state.epoch_done && !stop && session_.interruption() == nullptr) {
     window_.open();
     session_.strategy().run_window(window_);
-    session_.metrics.set_hook(HookPoint::kOutside);
+    session_.set_hook(HookPoint::kOutside);
     stop = finished();
   }
   data_->stop();
@@ -210,7 +210,7 @@ void FitLoop::end_epoch() {
   pinned_.reset();
   session_.call_callbacks_if(point, is_monitor, &Callback::on_train_epoch_end);
   session_.metrics.commit();
-  session_.metrics.set_hook(HookPoint::kOutside);
+  session_.set_hook(HookPoint::kOutside);
   session_.send_to_loggers(session_.metrics.epoch_metrics(MetricPhase::kTrain), session_.logged_step());
   pinned_metrics_.reset();
   if (!complete) return;

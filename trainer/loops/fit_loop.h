@@ -61,6 +61,7 @@ class FitLoop {
   std::shared_ptr<BatchSource> source_;
   std::unique_ptr<LimitedSource> data_;
   std::vector<std::shared_ptr<BatchSource>> val_sources_;
+  std::int64_t connected_epoch_ = 0;  ///< The epoch in which loaders were last asked for.
   std::chrono::steady_clock::time_point last_validation_;
   std::optional<CheckpointContents> pinned_;
   std::optional<StateDict> pinned_metrics_;

@@ -57,6 +57,11 @@ bool LimitedSource::next(AnyBatch& batch) {
   return true;
 }
 
+void LimitedSource::require_batches() const {
+  if (limit_.is_off() || source_.size() != 0) return;
+  fail<DataError>(what_, "has no batches: its dataset is empty, or smaller than a batch with drop_last.");
+}
+
 bool LimitedSource::at_last() const {
   if (size_ && given_ >= *size_) return true;
   return !exact_ && !ahead_.has_value();

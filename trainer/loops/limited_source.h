@@ -22,6 +22,8 @@ class LimitedSource {
   /// Whether the batch that next() gave is the epoch's last. Needs lookahead.
   bool at_last() const;
   void stop() noexcept;
+  /// Throws DataError if there is nothing to read although the limit is not 0.
+  void require_batches() const;
   /// Batches in an epoch, as far as known.
   std::optional<std::int64_t> size() const;
 

@@ -28,6 +28,7 @@ void predict_loader(Session& session, BatchSource& source, std::int64_t loader_i
   LimitedSource loader(source, limit, "the predict loader " + std::to_string(loader_idx), "limit_predict_batches",
                        Lookahead::kNo);
   session.prepare_source(source);
+  loader.require_batches();
   session.plan_.eval_batches.push_back(loader.size());
   struct Stop {
     LimitedSource& source;

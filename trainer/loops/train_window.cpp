@@ -113,14 +113,14 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
   }
   if (state.skip_update) {
     drop_gradients();
-    session_.metrics.set_hook(HookPoint::kOptimizerStep);
+    session_.set_hook(HookPoint::kOptimizerStep);
     return loss;
   }
   session_.call(HookPoint::kOnBeforeOptimizerStep, &Callback::on_before_optimizer_step,
                 &ModuleBase::on_before_optimizer_step, chosen);
   session_.hook(HookPoint::kConfigureGradientClipping)
       .configure_gradient_clipping(chosen, session_.options.gradient_clip_val, session_.options.gradient_clip_algorithm);
-  session_.metrics.set_hook(HookPoint::kOptimizerStep);
+  session_.set_hook(HookPoint::kOptimizerStep);
   if (!again) watch(chosen);
   state.phase = BatchPhase::kUpdating;
   return loss;
@@ -206,7 +206,7 @@ bool TrainWindow::loss_is_usable() {
 
 void TrainWindow::run_backward(const at::Tensor& loss, GradSync sync) {
   session_.call(HookPoint::kOnBeforeBackward, &Callback::on_before_backward, &ModuleBase::on_before_backward, loss);
-  session_.metrics.set_hook(HookPoint::kBackward);
+  session_.set_hook(HookPoint::kBackward);
   session_.strategy().backward(*session_.module, loss, seed(), sync);
   session_.call(HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
 }
@@ -293,7 +293,7 @@ void TrainWindow::end_batch() {
   session_.hook(point).dispatch_train_batch_end(output_, batch_.view(), batch_idx_);
   session_.metrics.commit();
   session_.call_callbacks_if(point, checkpoints, &Callback::on_train_batch_end, output_, batch_.view(), batch_idx_);
-  session_.metrics.set_hook(HookPoint::kOutside);
+  session_.set_hook(HookPoint::kOutside);
   if (state.updated) loop_.log_step();
   batch_.reset();
   if (state.validation_pending && session_.interruption() == nullptr) loop_.run_validation();
@@ -304,10 +304,10 @@ void TrainWindow::manual_backward(const at::Tensor& loss) {
   at::Tensor gradient;
   if (session_.scaler) gradient = session_.scaler->scale(at::ones_like(loss).detach());
   session_.call(HookPoint::kOnBeforeBackward, &Callback::on_before_backward, &ModuleBase::on_before_backward, loss);
-  session_.metrics.set_hook(HookPoint::kBackward);
+  session_.set_hook(HookPoint::kBackward);
   session_.strategy().backward(*session_.module, loss, gradient, GradSync::kNow);
   session_.call(HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
-  session_.metrics.set_hook(running);
+  session_.set_hook(running);
 }
 
 void TrainWindow::manual_step(std::size_t index, const Optimizer::Closure& closure) {
@@ -331,7 +331,7 @@ void TrainWindow::manual_step(std::size_t index, const Optimizer::Closure& closu
   } else {
     ++state.progress.skipped_steps;
   }
-  session_.metrics.set_hook(running);
+  session_.set_hook(running);
 }
 
 }  // namespace fulmen::detail

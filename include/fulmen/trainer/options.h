@@ -134,6 +134,7 @@ struct TrainerOptions {
   bool detect_anomaly = false;
   bool barebones = false;                  ///< No logger, bar, summary, checkpoint or sanity check; log() does nothing.
   std::int64_t reload_dataloaders_every_n_epochs = 0;
+  std::shared_ptr<Profiler> profiler = {};  ///< Null: no profile, no cost.
   SignalHandling signals = SignalHandling::kSaveAndStop;
   std::shared_ptr<LogSink> log_sink = {};  ///< Null: standard error.
 };
