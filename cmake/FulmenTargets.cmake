@@ -199,6 +199,13 @@ function(fulmen_add_test name)
   fulmen_add_program(${name} SOURCES ${arg_SOURCES}
     LIBRARIES ${arg_LIBRARIES} fulmen_test_support GTest::gmock ${main})
   set(properties RUN_SERIAL ${arg_SERIAL})
+  # The thread sanitizer is for tests of our own threads: scripts/test.sh --tsan builds only these.
+  if(NOT TARGET fulmen_thread_tests)
+    add_custom_target(fulmen_thread_tests)
+  endif()
+  if("threads" IN_LIST arg_LABELS)
+    add_dependencies(fulmen_thread_tests ${name})
+  endif()
   if(arg_LABELS)
     list(APPEND properties LABELS "${arg_LABELS}")
   endif()

@@ -15,7 +15,9 @@ while (($#)); do
 done
 
 "$repo/scripts/setup.sh"
-build "$preset"
+targets=()
+if [[ "$preset" == tsan ]]; then targets=(fulmen_thread_tests); fi
+build "$preset" ${targets[@]+"${targets[@]}"}
 if [[ -n "$build_only" ]]; then exit 0; fi
 
 results="$repo/build/$preset/test-results"

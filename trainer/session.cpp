@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <csignal>
+
 #include "fulmen/callbacks/model_checkpoint.h"
 #include "fulmen/core/support/error.h"
 #include "loops/evaluation_loop.h"

@@ -67,15 +67,15 @@ class Session final : public TrainerContext, public ManualOptimization {
   }
   /// Calls a hook of every callback. Hooks at whose end checkpoints may be written call those last, after the module.
   template <class Hook, class... Args>
-  void call_callbacks(HookPoint point, Hook hook, Args&&... args) {
+  void call_callbacks(HookPoint point, Hook member, Args&&... args) {
     set_hook(point);
-    for (auto& callback : callbacks_) ((*callback).*hook)(*this, *module, args...);
+    for (auto& callback : callbacks_) ((*callback).*member)(*this, *module, args...);
   }
   template <class Predicate, class Hook, class... Args>
-  void call_callbacks_if(HookPoint point, Predicate predicate, Hook hook, Args&&... args) {
+  void call_callbacks_if(HookPoint point, Predicate predicate, Hook member, Args&&... args) {
     set_hook(point);
     for (auto& callback : callbacks_) {
-      if (predicate(callback->kind())) ((*callback).*hook)(*this, *module, args...);
+      if (predicate(callback->kind())) ((*callback).*member)(*this, *module, args...);
     }
   }
   /// The same hook of callbacks, then of the module.

@@ -264,6 +264,33 @@ TEST(NonFinite, SkipLeavesOutTheWholeWindowWhicheverMicroBatchItIs) {
   }
 }
 
+TEST(NonFinite, SkippedWindowStaysSkippedOverAResumeInsideIt) {
+  TemporaryDirectory folder;
+  const auto checkpoint = folder.path() / "inside";
+  auto options = quiet();
+  options.nonfinite_loss = NonFiniteLoss::kSkipStep;
+  options.accumulate_grad_batches = 2;
+  auto saves = options;
+  saves.callbacks = {LambdaCallback::make({.on_interrupt = [&](TrainerContext& context, ModuleBase&, std::string_view) {
+    context.save_checkpoint(checkpoint);
+  }})};
+  Trainer stopped(saves);
+  auto module = std::make_shared<Toy>();
+  module->step = [&](Toy& toy, Batch& batch, std::int64_t) {
+    stopped.request_stop();
+    return toy.loss(batch) * NAN;
+  };
+  stopped.fit(module, singles({1, 2, 3, 5}));
+  EXPECT_EQ(module->training_steps, 1);
+
+  Trainer resumed(options);
+  auto again = std::make_shared<Toy>();
+  resumed.fit(again, singles({1, 2, 3, 5}), {}, {.checkpoint = checkpoint.string()});
+  EXPECT_EQ(again->value(), -4);
+  EXPECT_EQ(resumed.progress().skipped_steps, 1);
+  EXPECT_EQ(resumed.progress().global_step, 1);
+}
+
 /// Linear, tanh, Linear on y = x0 - x1, and what dtypes its steps saw.
 class Regression : public LightningModule<> {
  public:

@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
+
 #include "fit_loop.h"
 #include "fulmen/core/support/error.h"
 
@@ -77,6 +79,7 @@ void TrainWindow::close() {
 void TrainWindow::apply() {
   auto& state = session_.state;
   evaluated_ = false;
+  scaler_used_ = false;
   for (std::size_t i = 0; i < session_.optimizers.size(); ++i) {
     closure_called_ = false;
     auto& optimizer = *session_.optimizers[i].optimizer;
@@ -92,7 +95,7 @@ void TrainWindow::apply() {
     if (stepped && !state.skip_update) state.updated = true;
     if (state.updated) ++state.optimizer_steps[i];
   }
-  if (session_.scaler && state.losses > 0) session_.scaler->update();
+  if (session_.scaler) scaler_used_ ? session_.scaler->update() : session_.scaler->new_window();
   if (state.skip_update && state.losses > 0) ++state.progress.skipped_steps;
 }
 
@@ -268,6 +271,7 @@ void TrainWindow::finish_gradients() {
 }
 
 bool TrainWindow::gradients_are_finite(Optimizer& optimizer) {
+  scaler_used_ = true;
   session_.scaler->unscale(optimizer);
   const auto found = session_.scaler->found_inf(optimizer);
   return !found.defined() || found.item<float>() == 0;
@@ -319,7 +323,6 @@ void TrainWindow::manual_step(std::size_t index, const Optimizer::Closure& closu
     // A second step of an optimizer in one batch is a window of its own for the scaler.
     if (session_.scaler->found_inf(optimizer).defined()) session_.scaler->update();
     finite = gradients_are_finite(optimizer);
-    scaler_used_ = true;
   }
   if (finite) {
     session_.call(HookPoint::kOnBeforeOptimizerStep, &Callback::on_before_optimizer_step,
