@@ -23,10 +23,14 @@ TEST(Accumulation, LossIsLoggedAndSeenUndivided) {
     std::vector<double> before_backward, batch_end;
     auto options = accumulating(micro_batches);
     options.callbacks = {LambdaCallback::make(
-        {.on_train_batch_end = [&](TrainerContext&, ModuleBase&, const StepOutput& output, BatchView,
-                                   std::int64_t) { batch_end.push_back(output.loss.item<double>()); },
-         .on_before_backward = [&](TrainerContext&, ModuleBase&,
-                                   const at::Tensor& loss) { before_backward.push_back(loss.item<double>()); }})};
+        {.on_train_batch_end =
+             [&](TrainerContext&, ModuleBase&, const StepOutput& output, BatchView, std::int64_t) {
+               batch_end.push_back(output.loss.item<double>());
+             },
+         .on_before_backward =
+             [&](TrainerContext&, ModuleBase&, const at::Tensor& loss) {
+               before_backward.push_back(loss.item<double>());
+             }})};
     Trainer trainer(options);
     auto module = std::make_shared<Toy>();
     module->step = [](Toy& toy, Batch& batch, std::int64_t) {
@@ -67,9 +71,10 @@ TEST(Accumulation, TailWindowIsDividedByItsOwnCount) {
   std::vector<double> weights;
   auto options = accumulating(2);
   options.callbacks = {LambdaCallback::make(
-      {.on_train_batch_end = [&](TrainerContext&, ModuleBase& module, const StepOutput&, BatchView, std::int64_t) {
-        weights.push_back(module.parameters()[0].item<double>());
-      }})};
+      {.on_train_batch_end =
+           [&](TrainerContext&, ModuleBase& module, const StepOutput&, BatchView, std::int64_t) {
+             weights.push_back(module.parameters()[0].item<double>());
+           }})};
   Trainer trainer(options);
   trainer.fit(std::make_shared<Toy>(), singles({2, 4, 6, 8, 5}));
   EXPECT_EQ(weights, (std::vector<double>{0, -3, -3, -10, -15}));
@@ -97,17 +102,27 @@ struct WeightCase {
 
 const WeightCase kWeightCases[] = {
     {"number", [](at::Tensor loss, double weight) { return StepOutput(loss, weight); }},
-    {"tensor", [](at::Tensor loss, double weight) { return StepOutput(loss, torch::tensor(weight, torch::kFloat64)); }},
+    {"tensor",
+     [](at::Tensor loss, double weight) {
+       return StepOutput(loss, torch::tensor(weight, torch::kFloat64));
+     }},
     {"tensor of shape [1]",
-     [](at::Tensor loss, double weight) { return StepOutput(loss, torch::full({1}, weight, torch::kFloat64)); }},
+     [](at::Tensor loss, double weight) {
+       return StepOutput(loss, torch::full({1}, weight, torch::kFloat64));
+     }},
     {"integer tensor",
-     [](at::Tensor loss, double weight) { return StepOutput(loss, torch::tensor(static_cast<std::int64_t>(weight))); }},
+     [](at::Tensor loss, double weight) {
+       return StepOutput(loss, torch::tensor(static_cast<std::int64_t>(weight)));
+     }},
     {"both", [](at::Tensor loss, double weight) {
-       return weight > 1 ? StepOutput(loss, weight) : StepOutput(loss, torch::tensor(weight, torch::kFloat64));
+       return weight > 1 ? StepOutput(loss, weight)
+                         : StepOutput(loss, torch::tensor(weight, torch::kFloat64));
      }}};
 
 /// x and weight of each micro-batch, the weight after.
-double weighted(const Weigh& weigh, std::vector<std::pair<double, double>> micro_batches, std::int64_t window) {
+double weighted(const Weigh& weigh,
+                std::vector<std::pair<double, double>> micro_batches,
+                std::int64_t window) {
   std::vector<Batch> batches;
   for (auto [x, weight] : micro_batches) batches.push_back(column({x}));
   Trainer trainer(accumulating(window));
@@ -141,7 +156,9 @@ TEST(Accumulation, RowsCanBeTheWeights) {
   EXPECT_EQ(module->value(), -2);  // 3 with equal micro-batches.
 
   auto explicit_weight = std::make_shared<Toy>();
-  explicit_weight->step = [](Toy& toy, Batch& batch, std::int64_t) { return StepOutput(toy.loss(batch), 1.0); };
+  explicit_weight->step = [](Toy& toy, Batch& batch, std::int64_t) {
+    return StepOutput(toy.loss(batch), 1.0);
+  };
   trainer.fit(explicit_weight, std::vector<Batch>{column({1, 1, 1}), column({5})});
   EXPECT_EQ(explicit_weight->value(), -3);  // What the step says wins.
 }
@@ -150,7 +167,9 @@ TEST(Accumulation, WeightThatIsNotAboveZeroIsRefused) {
   for (double weight : {0.0, -1.0, std::nan(""), static_cast<double>(INFINITY)}) {
     Trainer trainer(accumulating(2));
     auto module = std::make_shared<Toy>();
-    module->step = [&](Toy& toy, Batch& batch, std::int64_t) { return StepOutput(toy.loss(batch), weight); };
+    module->step = [&](Toy& toy, Batch& batch, std::int64_t) {
+      return StepOutput(toy.loss(batch), weight);
+    };
     const auto message = message_of<TrainingError>([&] { trainer.fit(module, singles({1, 1})); });
     EXPECT_TRUE(contains(message, "weight")) << weight;
     EXPECT_TRUE(contains(message, "batch 0")) << weight;
@@ -171,7 +190,9 @@ class Net : public LightningModule<> {
     auto [x, y] = batch.unpack<2>();
     return torch::mse_loss(last_->forward(torch::tanh(first_->forward(x))).squeeze(1), y);
   }
-  OptimizerConfigs configure_optimizers() override { return SGD::make(*this, {.lr = 0.1, .momentum = 0.9}); }
+  OptimizerConfigs configure_optimizers() override {
+    return SGD::make(*this, {.lr = 0.1, .momentum = 0.9});
+  }
 
  private:
   torch::nn::Linear first_{nullptr}, last_{nullptr};
@@ -195,7 +216,9 @@ at::Tensor train_net(TrainerOptions options, const std::vector<std::int64_t>& si
   return torch::cat(flat);
 }
 
-double difference(const at::Tensor& a, const at::Tensor& b) { return (a - b).abs().max().item<double>(); }
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
 
 // Sums of a dozen numbers of size 1 in another order: some 1e-16 each, over 6 steps.
 constexpr double kRounding = 1e-13;
@@ -233,8 +256,9 @@ TEST(Accumulation, MicroBatchWithoutLossDoesNotCount) {
 TEST(Accumulation, WindowWithoutAnyLossTakesNoStep) {
   int before_step = 0;
   auto options = accumulating(2);
-  options.callbacks = {LambdaCallback::make(
-      {.on_before_optimizer_step = [&](TrainerContext&, ModuleBase&, Optimizer&) { ++before_step; }})};
+  options.callbacks = {
+      LambdaCallback::make({.on_before_optimizer_step =
+                                [&](TrainerContext&, ModuleBase&, Optimizer&) { ++before_step; }})};
   Trainer trainer(options);
   auto module = std::make_shared<Toy>();
   module->step = [](Toy& toy, Batch& batch, std::int64_t idx) {
@@ -295,9 +319,10 @@ TEST(Accumulation, StepSchedulersCountStepsNotMicroBatches) {
   auto module = std::make_shared<Toy>();
   module->optimizers = [](Toy& toy) -> OptimizerConfigs {
     auto sgd = SGD::make(toy, {.lr = 8});
-    return OptimizerConfig{.optimizer = sgd,
-                           .schedulers = {{.scheduler = StepLR::make(sgd, {.step_size = 1, .gamma = 0.5}),
-                                           .interval = Interval::kStep}}};
+    return OptimizerConfig{
+        .optimizer = sgd,
+        .schedulers = {{.scheduler = StepLR::make(sgd, {.step_size = 1, .gamma = 0.5}),
+                        .interval = Interval::kStep}}};
   };
   trainer.fit(module, singles({1, 1, 1}));
   EXPECT_EQ(rates, (std::vector<double>{8, 4, 2, 1}));
@@ -321,11 +346,14 @@ TEST(Accumulation, SchedulerCallbackChangesTheWindowByEpoch) {
 TEST(Accumulation, WindowCannotBeChangedWhileItIsOpen) {
   auto options = accumulating(2);
   options.callbacks = {LambdaCallback::make(
-      {.on_train_batch_end = [](TrainerContext& context, ModuleBase&, const StepOutput&, BatchView, std::int64_t) {
-        context.set_accumulate_grad_batches(3);
-      }})};
+      {.on_train_batch_end =
+           [](TrainerContext& context, ModuleBase&, const StepOutput&, BatchView, std::int64_t) {
+             context.set_accumulate_grad_batches(3);
+           }})};
   Trainer trainer(options);
-  const auto message = message_of<ConfigError>([&] { trainer.fit(std::make_shared<Toy>(), singles({1, 1})); });
+  const auto message = message_of<ConfigError>([&] {
+    trainer.fit(std::make_shared<Toy>(), singles({1, 1}));
+  });
   EXPECT_TRUE(contains(message, "inside a window"));
 }
 

@@ -22,7 +22,9 @@ template <class B>
 class Typed : public LightningModule<B> {
  public:
   using Sum = at::Tensor (*)(B&);
-  explicit Typed(Sum sum) : sum_(sum) { w = this->register_parameter("w", torch::zeros({}, torch::kFloat64)); }
+  explicit Typed(Sum sum) : sum_(sum) {
+    w = this->register_parameter("w", torch::zeros({}, torch::kFloat64));
+  }
   StepOutput training_step(B& batch, std::int64_t) override { return w * sum_(batch); }
   StepOutput validation_step(B& batch, std::int64_t, std::int64_t) override {
     this->log("val", w * sum_(batch));
@@ -53,26 +55,34 @@ at::Tensor checked(const at::Tensor& tensor) {
 TEST(BatchTypes, AllKindsAreTrainedOn) {
   const auto one = torch::tensor({1.0f, 1.0f});
   const auto two = torch::tensor({2.0f, 2.0f});
-  EXPECT_EQ((trained<at::Tensor>({one, two}, [](at::Tensor& batch) { return checked(batch); })), -6);
-  EXPECT_EQ((trained<std::vector<at::Tensor>>({{one, two}}, [](std::vector<at::Tensor>& batch) {
-              return checked(batch[0]) + checked(batch[1]);
-            })),
+  EXPECT_EQ((trained<at::Tensor>({one, two}, [](at::Tensor& batch) { return checked(batch); })),
+            -6);
+  EXPECT_EQ((trained<std::vector<at::Tensor>>({{one, two}},
+                                              [](std::vector<at::Tensor>& batch) {
+                                                return checked(batch[0]) + checked(batch[1]);
+                                              })),
             -6);
   using Map = std::map<std::string, at::Tensor>;
-  EXPECT_EQ((trained<Map>({{{"x", one}, {"y", two}}}, [](Map& batch) { return checked(batch["x"]) + checked(batch["y"]); })),
+  EXPECT_EQ((trained<Map>({{{"x", one}, {"y", two}}},
+                          [](Map& batch) { return checked(batch["x"]) + checked(batch["y"]); })),
             -6);
   using Tuple = std::tuple<at::Tensor, std::pair<at::Tensor, int>>;
-  EXPECT_EQ((trained<Tuple>({Tuple(one, {two, 7})}, [](Tuple& batch) {
-              return checked(std::get<0>(batch)) + checked(std::get<1>(batch).first) + std::get<1>(batch).second;
-            })),
+  EXPECT_EQ((trained<Tuple>({Tuple(one, {two, 7})},
+                            [](Tuple& batch) {
+                              return checked(std::get<0>(batch)) +
+                                     checked(std::get<1>(batch).first) + std::get<1>(batch).second;
+                            })),
             -13);
   using Example = torch::data::Example<>;
-  EXPECT_EQ((trained<Example>({Example(one, two)}, [](Example& batch) { return checked(batch.data) + checked(batch.target); })),
+  EXPECT_EQ((trained<Example>(
+                {Example(one, two)},
+                [](Example& batch) { return checked(batch.data) + checked(batch.target); })),
             -6);
-  EXPECT_EQ((trained<Sample>({{one, two, "note"}}, [](Sample& batch) {
-              EXPECT_EQ(batch.note, "note");
-              return checked(batch.x) + checked(batch.y);
-            })),
+  EXPECT_EQ((trained<Sample>({{one, two, "note"}},
+                             [](Sample& batch) {
+                               EXPECT_EQ(batch.note, "note");
+                               return checked(batch.x) + checked(batch.y);
+                             })),
             -6);
 }
 
@@ -99,11 +109,15 @@ TEST(BatchTypes, LoadersOfTorchDataWork) {
 TEST(Predict, ReturnsEveryBatchOfEveryLoaderInOrder) {
   class Tells : public LightningModule<Batch, std::pair<std::string, at::Tensor>> {
    public:
-    std::pair<std::string, at::Tensor> predict_step(Batch& batch, std::int64_t batch_idx, std::int64_t loader) override {
+    std::pair<std::string, at::Tensor> predict_step(Batch& batch,
+                                                    std::int64_t batch_idx,
+                                                    std::int64_t loader) override {
       EXPECT_FALSE(is_training());
       return {std::to_string(loader) + "." + std::to_string(batch_idx), batch.tensors[0] * 2};
     }
-    void on_predict_batch_end(const std::pair<std::string, at::Tensor>& prediction, Batch&, std::int64_t,
+    void on_predict_batch_end(const std::pair<std::string, at::Tensor>& prediction,
+                              Batch&,
+                              std::int64_t,
                               std::int64_t) override {
       seen += prediction.first + " ";
     }
@@ -126,7 +140,8 @@ TEST(Predict, ReturnsEveryBatchOfEveryLoaderInOrder) {
 
 TEST(Predict, KeepsTheOrderOfADatasetForAnyNumberOfWorkers) {
   for (int workers : {0, 1, 3}) {
-    DataLoader loader(tensor_dataset({torch::arange(103, torch::kFloat64)}), {.batch_size = 10, .num_workers = workers});
+    DataLoader loader(tensor_dataset({torch::arange(103, torch::kFloat64)}),
+                      {.batch_size = 10, .num_workers = workers});
     auto module = std::make_shared<Toy>(ToyOptions{.w0 = 1});
     const auto rows = torch::cat(Trainer(quiet()).predict(module, loader));
     EXPECT_TRUE(rows.equal(torch::arange(103, torch::kFloat64))) << workers;

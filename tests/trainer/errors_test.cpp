@@ -15,18 +15,22 @@ TEST(TrainingStep, LossThatIsNoScalarIsRefused) {
   const auto message = refused_loss([](Toy& toy, Batch&) { return toy.w * torch::ones({2, 3}); });
   EXPECT_TRUE(contains(message, "Toy: training_step returned a loss of shape [2, 3] in batch 0"));
   EXPECT_TRUE(contains(message, ".mean()"));
-  EXPECT_TRUE(contains(refused_loss([](Toy& toy, Batch&) { return toy.w * torch::ones({0}); }), "shape [0]"));
+  EXPECT_TRUE(contains(refused_loss([](Toy& toy, Batch&) { return toy.w * torch::ones({0}); }),
+                       "shape [0]"));
 }
 
 TEST(TrainingStep, LossOfOneElementIsAccepted) {
   auto module = std::make_shared<Toy>();
-  module->step = [](Toy& toy, Batch& batch, std::int64_t) { return toy.loss(batch).reshape({1, 1}); };
+  module->step = [](Toy& toy, Batch& batch, std::int64_t) {
+    return toy.loss(batch).reshape({1, 1});
+  };
   Trainer(quiet()).fit(module, singles({2}));
   EXPECT_EQ(module->value(), -2);
 }
 
 TEST(TrainingStep, LossWithoutGraphIsRefused) {
-  const auto message = refused_loss([](Toy& toy, Batch& batch) { return toy.loss(batch).detach(); });
+  const auto message =
+      refused_loss([](Toy& toy, Batch& batch) { return toy.loss(batch).detach(); });
   EXPECT_TRUE(contains(message, "without a graph in batch 0"));
   EXPECT_TRUE(contains(message, "detach()"));
 }
@@ -35,8 +39,11 @@ TEST(TrainingStep, WeightThatIsNoScalarIsRefused) {
   auto options = quiet();
   options.accumulate_grad_batches = 2;
   auto module = std::make_shared<Toy>();
-  module->step = [](Toy& toy, Batch& batch, std::int64_t) { return StepOutput(toy.loss(batch), torch::ones({3})); };
-  const auto message = message_of<TrainingError>([&] { Trainer(options).fit(module, singles({1})); });
+  module->step = [](Toy& toy, Batch& batch, std::int64_t) {
+    return StepOutput(toy.loss(batch), torch::ones({3}));
+  };
+  const auto message =
+      message_of<TrainingError>([&] { Trainer(options).fit(module, singles({1})); });
   EXPECT_TRUE(contains(message, "weight of shape [3]"));
 }
 
@@ -65,11 +72,16 @@ TEST(MissingSteps, AreNamed) {
   Trainer trainer(quiet());
   auto module = std::make_shared<Bare>();
   const auto refusal = [](const auto& action) { return message_of<ConfigError>(action); };
-  EXPECT_TRUE(contains(refusal([&] { trainer.fit(module, singles({1})); }), "Bare: training_step is not overridden"));
-  EXPECT_TRUE(contains(refusal([&] { trainer.fit(module, singles({1}), singles({1})); }), "validation_step"));
-  EXPECT_TRUE(contains(refusal([&] { trainer.validate(module, singles({1})); }), "validation_step is not overridden"));
-  EXPECT_TRUE(contains(refusal([&] { trainer.test(module, singles({1})); }), "test_step is not overridden"));
-  EXPECT_TRUE(contains(refusal([&] { trainer.predict(module, singles({1})); }), "predict_step is not overridden"));
+  EXPECT_TRUE(contains(refusal([&] { trainer.fit(module, singles({1})); }),
+                       "Bare: training_step is not overridden"));
+  EXPECT_TRUE(contains(refusal([&] { trainer.fit(module, singles({1}), singles({1})); }),
+                       "validation_step"));
+  EXPECT_TRUE(contains(refusal([&] { trainer.validate(module, singles({1})); }),
+                       "validation_step is not overridden"));
+  EXPECT_TRUE(contains(refusal([&] { trainer.test(module, singles({1})); }),
+                       "test_step is not overridden"));
+  EXPECT_TRUE(contains(refusal([&] { trainer.predict(module, singles({1})); }),
+                       "predict_step is not overridden"));
   EXPECT_TRUE(contains(refusal([&] { trainer.fit(std::make_shared<NoOptimizer>(), singles({1})); }),
                        "configure_optimizers is not overridden"));
 }
@@ -79,33 +91,47 @@ TEST(MissingSteps, AreNamed) {
 TEST(BadData, NullModuleIsRefused) {
   Trainer trainer(quiet());
   const std::shared_ptr<Toy> null;
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.fit(null, singles({1})); }), "fit got a null module"));
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.predict(null, singles({1})); }), "predict got a null module"));
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.fit(null, singles({1})); }),
+                       "fit got a null module"));
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.predict(null, singles({1})); }),
+                       "predict got a null module"));
 }
 
 TEST(BadData, MissingLoadersAreNamed) {
   Trainer trainer(quiet());
   auto module = std::make_shared<Toy>();
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.fit(module); }), "train_dataloader()"));
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.validate(module); }), "validate got no loader"));
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.test(module); }), "test got no loader"));
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.predict(module); }), "predict got no loader"));
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.fit(module, std::make_shared<DataModule<>>()); }),
-                       "data module return one"));
+  EXPECT_TRUE(
+      contains(message_of<ConfigError>([&] { trainer.fit(module); }), "train_dataloader()"));
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.validate(module); }),
+                       "validate got no loader"));
+  EXPECT_TRUE(
+      contains(message_of<ConfigError>([&] { trainer.test(module); }), "test got no loader"));
+  EXPECT_TRUE(
+      contains(message_of<ConfigError>([&] { trainer.predict(module); }), "predict got no loader"));
+  EXPECT_TRUE(contains(
+      message_of<ConfigError>([&] { trainer.fit(module, std::make_shared<DataModule<>>()); }),
+      "data module return one"));
 }
 
 TEST(BadData, EmptyDatasetIsAnErrorInEveryStage) {
   const DataLoader empty(tensor_dataset({torch::zeros({0, 2})}), {.batch_size = 4});
-  const DataLoader dropped(tensor_dataset({torch::zeros({3, 2})}), {.batch_size = 4, .drop_last = true});
+  const DataLoader dropped(tensor_dataset({torch::zeros({3, 2})}),
+                           {.batch_size = 4, .drop_last = true});
   auto module = std::make_shared<Toy>();
   for (const auto& loader : {empty, dropped}) {
     Trainer trainer(quiet());
-    EXPECT_TRUE(contains(message_of<DataError>([&] { trainer.fit(module, loader); }), "the training loader: has no batches"));
-    EXPECT_TRUE(contains(message_of<DataError>([&] { trainer.fit(module, singles({1}), {singles({1}), loader}); }),
+    EXPECT_TRUE(contains(message_of<DataError>([&] { trainer.fit(module, loader); }),
+                         "the training loader: has no batches"));
+    EXPECT_TRUE(contains(message_of<DataError>([&] {
+                           trainer.fit(module, singles({1}), {singles({1}), loader});
+                         }),
                          "the validation loader 1: has no batches"));
-    EXPECT_TRUE(contains(message_of<DataError>([&] { trainer.validate(module, loader); }), "has no batches"));
-    EXPECT_TRUE(contains(message_of<DataError>([&] { trainer.test(module, loader); }), "the test loader 0"));
-    EXPECT_TRUE(contains(message_of<DataError>([&] { trainer.predict(module, loader); }), "the predict loader 0"));
+    EXPECT_TRUE(contains(message_of<DataError>([&] { trainer.validate(module, loader); }),
+                         "has no batches"));
+    EXPECT_TRUE(contains(message_of<DataError>([&] { trainer.test(module, loader); }),
+                         "the test loader 0"));
+    EXPECT_TRUE(contains(message_of<DataError>([&] { trainer.predict(module, loader); }),
+                         "the predict loader 0"));
   }
 }
 
@@ -120,8 +146,9 @@ struct Broken {
 TEST(BadData, ExceptionOfADatasetReachesTheUserAlsoFromAWorker) {
   for (int workers : {0, 1, 3}) {
     auto module = std::make_shared<Toy>();
-    DataLoader loader(Broken(), {.batch_size = 2, .num_workers = workers},
-                      [](at::Tensor batch) { return Batch{{std::move(batch)}}; });
+    DataLoader loader(Broken(), {.batch_size = 2, .num_workers = workers}, [](at::Tensor batch) {
+      return Batch{{std::move(batch)}};
+    });
     Trainer trainer(quiet());
     const auto message = message_of<std::runtime_error>([&] { trainer.fit(module, loader); });
     EXPECT_TRUE(contains(message, "disk on fire")) << workers;
@@ -147,16 +174,19 @@ class Liar final : public BatchSource {
 };
 
 TEST(BadData, SourceThatEndsEarlyIsNamed) {
-  const auto message = message_of<DataError>(
-      [] { Trainer(quiet()).fit(std::make_shared<Toy>(), std::shared_ptr<BatchSource>(std::make_shared<Liar>())); });
+  const auto message = message_of<DataError>([] {
+    Trainer(quiet()).fit(std::make_shared<Toy>(),
+                         std::shared_ptr<BatchSource>(std::make_shared<Liar>()));
+  });
   EXPECT_TRUE(contains(message, "ended after 2 batches, but said it has 3"));
 }
 
 TEST(BadData, SourceOfAnotherTypeIsRefused) {
   class Tensors : public LightningModule<at::Tensor> {};
   EXPECT_TRUE(contains(message_of<ConfigError>([] {
-                         Trainer(quiet()).fit(std::make_shared<Tensors>(),
-                                              std::shared_ptr<BatchSource>(std::make_shared<Liar>()));
+                         Trainer(quiet()).fit(
+                             std::make_shared<Tensors>(),
+                             std::shared_ptr<BatchSource>(std::make_shared<Liar>()));
                        }),
                        "this BatchSource yields fulmen::Batch"));
 }
@@ -165,8 +195,9 @@ TEST(BadData, LoaderThatIsUsedTwiceAtATimeIsNamed) {
   const Loader<Batch> shared = DataLoader(tensor_dataset({torch::ones({4}, torch::kFloat64)}));
   auto options = quiet();
   options.val_check_interval = every_n_batches(2);
-  EXPECT_TRUE(contains(message_of<DataError>([&] { Trainer(options).fit(std::make_shared<Toy>(), shared, shared); }),
-                       "make one for each"));
+  EXPECT_TRUE(contains(
+      message_of<DataError>([&] { Trainer(options).fit(std::make_shared<Toy>(), shared, shared); }),
+      "make one for each"));
 }
 
 // --- Callbacks ---
@@ -187,18 +218,24 @@ TEST(BadCheckpoint, MissingOneIsNamed) {
   TemporaryDirectory folder;
   Trainer trainer(quiet());
   const auto path = (folder.path() / "nothing").string();
-  EXPECT_TRUE(contains(message_of<CheckpointError>(
-                           [&] { trainer.fit(std::make_shared<Toy>(), singles({1}), {}, {.checkpoint = path}); }),
+  EXPECT_TRUE(contains(message_of<CheckpointError>([&] {
+                         trainer.fit(
+                             std::make_shared<Toy>(), singles({1}), {}, {.checkpoint = path});
+                       }),
                        path));
-  EXPECT_TRUE(contains(message_of<CheckpointError>(
-                           [&] { trainer.fit(std::make_shared<Toy>(), singles({1}), {}, {.checkpoint = "last"}); }),
+  EXPECT_TRUE(contains(message_of<CheckpointError>([&] {
+                         trainer.fit(
+                             std::make_shared<Toy>(), singles({1}), {}, {.checkpoint = "last"});
+                       }),
                        "there is no \"last\" checkpoint"));
 }
 
 TEST(BadCheckpoint, SaveBeforeAnyRunIsRefused) {
   TemporaryDirectory folder;
   Trainer trainer(quiet());
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.save_checkpoint(folder.path() / "c"); }), "before any run"));
+  EXPECT_TRUE(
+      contains(message_of<ConfigError>([&] { trainer.save_checkpoint(folder.path() / "c"); }),
+               "before any run"));
 }
 
 TEST(Checkpoint, BeyondMaxStepsTrainsNothingWithAWarning) {
@@ -215,7 +252,8 @@ TEST(Checkpoint, BeyondMaxStepsTrainsNothingWithAWarning) {
   options.max_steps = 1;
   Trainer second(options);
   auto resumed = std::make_shared<Toy>();
-  second.fit(resumed, singles({1, 1, 1, 1, 1}), {}, {.checkpoint = (folder.path() / "twelve").string()});
+  second.fit(
+      resumed, singles({1, 1, 1, 1, 1}), {}, {.checkpoint = (folder.path() / "twelve").string()});
   EXPECT_EQ(resumed->training_steps, 0);
   EXPECT_EQ(second.progress().global_step, 12);
   EXPECT_EQ(resumed->value(), -12);

@@ -22,7 +22,9 @@ class HookedModule : public Toy {
  public:
   explicit HookedModule(Visits& visits) : visits_(visits) {}
 
-  std::vector<std::shared_ptr<Callback>> configure_callbacks() override { return visit("configure_callbacks"), Callbacks(); }
+  std::vector<std::shared_ptr<Callback>> configure_callbacks() override {
+    return visit("configure_callbacks"), Callbacks();
+  }
   void prepare_data() override { visit("prepare_data"); }
   void setup(Stage) override { visit("setup"); }
   void teardown(Stage) override { visit("teardown"); }
@@ -30,7 +32,8 @@ class HookedModule : public Toy {
   OptimizerConfigs configure_optimizers() override {
     visit("configure_optimizers");
     auto sgd = SGD::make(*this, {.lr = 1});
-    return OptimizerConfig{.optimizer = sgd, .schedulers = {{.scheduler = ConstantLR::make(sgd, {.factor = 1})}}};
+    return OptimizerConfig{.optimizer = sgd,
+                           .schedulers = {{.scheduler = ConstantLR::make(sgd, {.factor = 1})}}};
   }
   void on_fit_start() override { visit("on_fit_start"); }
   void on_fit_end() override { visit("on_fit_end"); }
@@ -42,7 +45,9 @@ class HookedModule : public Toy {
   void on_validation_end() override { visit("on_validation_end"); }
   void on_validation_epoch_start() override { visit("on_validation_epoch_start"); }
   void on_validation_epoch_end() override { visit("on_validation_epoch_end"); }
-  void on_validation_model_eval() override { visit("on_validation_model_eval"), Toy::on_validation_model_eval(); }
+  void on_validation_model_eval() override {
+    visit("on_validation_model_eval"), Toy::on_validation_model_eval();
+  }
   void on_validation_model_train() override { visit("on_validation_model_train"); }
   void on_validation_model_zero_grad() override { visit("on_validation_model_zero_grad"); }
   void on_test_start() override { visit("on_test_start"); }
@@ -68,7 +73,10 @@ class HookedModule : public Toy {
   void configure_gradient_clipping(Optimizer&, std::optional<double>, ClipAlgorithm) override {
     visit("configure_gradient_clipping");
   }
-  void optimizer_step(std::int64_t epoch, std::int64_t idx, Optimizer& optimizer, const Optimizer::Closure& closure) override {
+  void optimizer_step(std::int64_t epoch,
+                      std::int64_t idx,
+                      Optimizer& optimizer,
+                      const Optimizer::Closure& closure) override {
     visit("optimizer_step");
     Toy::optimizer_step(epoch, idx, optimizer, closure);
   }
@@ -80,18 +88,36 @@ class HookedModule : public Toy {
     visit("on_train_batch_start");
     return BatchAction::kContinue;
   }
-  void on_train_batch_end(const StepOutput&, Batch&, std::int64_t) override { visit("on_train_batch_end"); }
-  void on_validation_batch_start(Batch&, std::int64_t, std::int64_t) override { visit("on_validation_batch_start"); }
+  void on_train_batch_end(const StepOutput&, Batch&, std::int64_t) override {
+    visit("on_train_batch_end");
+  }
+  void on_validation_batch_start(Batch&, std::int64_t, std::int64_t) override {
+    visit("on_validation_batch_start");
+  }
   void on_validation_batch_end(const StepOutput&, Batch&, std::int64_t, std::int64_t) override {
     visit("on_validation_batch_end");
   }
-  void on_test_batch_start(Batch&, std::int64_t, std::int64_t) override { visit("on_test_batch_start"); }
-  void on_test_batch_end(const StepOutput&, Batch&, std::int64_t, std::int64_t) override { visit("on_test_batch_end"); }
-  void on_predict_batch_start(Batch&, std::int64_t, std::int64_t) override { visit("on_predict_batch_start"); }
-  void on_predict_batch_end(const at::Tensor&, Batch&, std::int64_t, std::int64_t) override { visit("on_predict_batch_end"); }
-  StepOutput training_step(Batch& batch, std::int64_t) override { return visit("training_step"), loss(batch); }
-  StepOutput validation_step(Batch&, std::int64_t, std::int64_t) override { return visit("validation_step"), StepOutput(); }
-  StepOutput test_step(Batch&, std::int64_t, std::int64_t) override { return visit("test_step"), StepOutput(); }
+  void on_test_batch_start(Batch&, std::int64_t, std::int64_t) override {
+    visit("on_test_batch_start");
+  }
+  void on_test_batch_end(const StepOutput&, Batch&, std::int64_t, std::int64_t) override {
+    visit("on_test_batch_end");
+  }
+  void on_predict_batch_start(Batch&, std::int64_t, std::int64_t) override {
+    visit("on_predict_batch_start");
+  }
+  void on_predict_batch_end(const at::Tensor&, Batch&, std::int64_t, std::int64_t) override {
+    visit("on_predict_batch_end");
+  }
+  StepOutput training_step(Batch& batch, std::int64_t) override {
+    return visit("training_step"), loss(batch);
+  }
+  StepOutput validation_step(Batch&, std::int64_t, std::int64_t) override {
+    return visit("validation_step"), StepOutput();
+  }
+  StepOutput test_step(Batch&, std::int64_t, std::int64_t) override {
+    return visit("test_step"), StepOutput();
+  }
   at::Tensor predict_step(Batch& batch, std::int64_t, std::int64_t) override {
     return visit("predict_step"), batch.tensors[0];
   }
@@ -110,20 +136,36 @@ class HookedData : public DataModule<> {
   void setup(Stage) override { visits_("data", "setup"); }
   void teardown(Stage) override { visits_("data", "teardown"); }
   void on_exception(const std::exception&) override { visits_("data", "on_exception"); }
-  Loader<Batch> train_dataloader() override { return visits_("data", "train_dataloader"), singles({1, 2}); }
-  Loaders<Batch> val_dataloader() override { return visits_("data", "val_dataloader"), singles({1}); }
-  Loaders<Batch> test_dataloader() override { return visits_("data", "test_dataloader"), singles({1}); }
-  Loaders<Batch> predict_dataloader() override { return visits_("data", "predict_dataloader"), singles({1}); }
-  void on_before_batch_transfer(Batch&, std::int64_t) override { visits_("data", "on_before_batch_transfer"); }
-  void transfer_batch_to_device(Batch&, c10::Device, std::int64_t) override { visits_("data", "transfer_batch_to_device"); }
-  void on_after_batch_transfer(Batch&, std::int64_t) override { visits_("data", "on_after_batch_transfer"); }
+  Loader<Batch> train_dataloader() override {
+    return visits_("data", "train_dataloader"), singles({1, 2});
+  }
+  Loaders<Batch> val_dataloader() override {
+    return visits_("data", "val_dataloader"), singles({1});
+  }
+  Loaders<Batch> test_dataloader() override {
+    return visits_("data", "test_dataloader"), singles({1});
+  }
+  Loaders<Batch> predict_dataloader() override {
+    return visits_("data", "predict_dataloader"), singles({1});
+  }
+  void on_before_batch_transfer(Batch&, std::int64_t) override {
+    visits_("data", "on_before_batch_transfer");
+  }
+  void transfer_batch_to_device(Batch&, c10::Device, std::int64_t) override {
+    visits_("data", "transfer_batch_to_device");
+  }
+  void on_after_batch_transfer(Batch&, std::int64_t) override {
+    visits_("data", "on_after_batch_transfer");
+  }
 
  private:
   Visits& visits_;
 };
 
 std::shared_ptr<Callback> hooked_callback(Visits& visits, const std::string& who) {
-  const auto hook = [&visits, who](const char* name) { return [&visits, who, name](auto&&...) { visits(who, name); }; };
+  const auto hook = [&visits, who](const char* name) {
+    return [&visits, who, name](auto&&...) { visits(who, name); };
+  };
   return LambdaCallback::make({.setup = hook("setup"),
                                .teardown = hook("teardown"),
                                .on_configure_sharded_model = hook("on_configure_sharded_model"),
@@ -196,7 +238,8 @@ void expect_clean_failure(Stage stage, const std::string& name) {
   EXPECT_EQ(message_of<std::runtime_error>([&] { run.run(stage); }), "broken in " + name);
   const bool torn_down = !is_before_setup(name);
   for (const char* who : {"data.", "callback.", "second.", "module."}) {
-    EXPECT_EQ(run.visits.seen.contains(std::string(who) + "teardown"), torn_down) << name << ", " << who;
+    EXPECT_EQ(run.visits.seen.contains(std::string(who) + "teardown"), torn_down)
+        << name << ", " << who;
   }
   if (!name.ends_with(".teardown")) {
     EXPECT_TRUE(run.visits.seen.contains("callback.on_exception")) << name;
@@ -239,7 +282,9 @@ TEST(Exceptions, OfTheCleaningUpDoNotHideTheFirst) {
   options.callbacks = {bad};
   Trainer trainer(options);
   auto module = std::make_shared<Toy>();
-  module->step = [](Toy&, Batch&, std::int64_t) -> StepOutput { throw std::runtime_error("first"); };
+  module->step = [](Toy&, Batch&, std::int64_t) -> StepOutput {
+    throw std::runtime_error("first");
+  };
   EXPECT_EQ(message_of<std::runtime_error>([&] { trainer.fit(module, singles({1})); }), "first");
   EXPECT_EQ(bad->seen, "first");
   EXPECT_EQ(sink->count(LogLevel::kError, "second"), 1);
@@ -258,17 +303,22 @@ TEST(Exceptions, ThatAreNoStdExceptionPassThrough) {
 
 TEST(Exceptions, OfLibTorchPassThroughUnchanged) {
   auto module = std::make_shared<Toy>();
-  module->step = [](Toy& toy, Batch& batch, std::int64_t) { return (toy.w * torch::ones({2, 3})).matmul(batch.tensors[0]); };
+  module->step = [](Toy& toy, Batch& batch, std::int64_t) {
+    return (toy.w * torch::ones({2, 3})).matmul(batch.tensors[0]);
+  };
   EXPECT_THROW(Trainer(quiet()).fit(module, singles({1})), c10::Error);
 }
 
 TEST(Exceptions, InTheSanityCheckDoNotMakeTheNextValidationOne) {
   Trainer trainer(quiet());
   auto module = std::make_shared<Toy>(ToyOptions{.w0 = 2});
-  module->eval_step = [](Toy&, Batch&, std::int64_t, std::int64_t) { throw std::runtime_error("stop"); };
+  module->eval_step = [](Toy&, Batch&, std::int64_t, std::int64_t) {
+    throw std::runtime_error("stop");
+  };
   EXPECT_THROW(trainer.fit(module, singles({1}), singles({1})), std::runtime_error);
   module->eval_step = {};
-  EXPECT_EQ(trainer.validate(module, singles({3}), {.verbose = false}), (EvalResults{{{"val_loss", 6}}}));
+  EXPECT_EQ(trainer.validate(module, singles({3}), {.verbose = false}),
+            (EvalResults{{{"val_loss", 6}}}));
 }
 
 TEST(Exceptions, RunInsideARunIsRefused) {

@@ -1,6 +1,3 @@
-#include <fstream>
-#include <sstream>
-
 #include "tests/trainer/toy.h"
 
 namespace fulmen {
@@ -10,10 +7,13 @@ using Metrics = std::map<std::string, double>;
 
 // --- Means and sums over an epoch ---
 
-/// Validates with these values of a metric, one for each batch, of so many rows; returns the result.
-double validated(const std::vector<std::pair<double, std::int64_t>>& values, LogOptions options = {}) {
+/// Validates with these values of a metric, one for each batch, of so many rows; returns the
+/// result.
+double validated(const std::vector<std::pair<double, std::int64_t>>& values,
+                 LogOptions options = {}) {
   std::vector<Batch> data;
-  for (const auto& [value, rows] : values) data.push_back({{torch::full({rows}, value, torch::kFloat64)}});
+  for (const auto& [value, rows] : values)
+    data.push_back({{torch::full({rows}, value, torch::kFloat64)}});
   auto module = std::make_shared<Toy>();
   module->eval_step = [&](Toy& toy, Batch& batch, std::int64_t, std::int64_t) {
     toy.log("metric", batch.tensors[0][0], options);
@@ -22,12 +22,16 @@ double validated(const std::vector<std::pair<double, std::int64_t>>& values, Log
 }
 
 TEST(Metrics, MeanIsWeightedByTheRowsOfEachBatch) {
-  EXPECT_NEAR(validated({{0.7, 256}, {0.8, 256}, {0.9, 10}}), (0.7 * 256 + 0.8 * 256 + 0.9 * 10) / 522, 1e-15);
+  EXPECT_NEAR(validated({{0.7, 256}, {0.8, 256}, {0.9, 10}}),
+              (0.7 * 256 + 0.8 * 256 + 0.9 * 10) / 522,
+              1e-15);
   EXPECT_NEAR(validated({{0.7, 256}, {0.8, 256}, {0.9, 10}}), 0.752874, 5e-7);
   EXPECT_DOUBLE_EQ(validated({{1, 4}, {2, 4}, {6, 4}}), 3);
 }
 
-TEST(Metrics, BatchSizeThatIsGivenWins) { EXPECT_DOUBLE_EQ(validated({{0.7, 256}, {0.9, 1}}, {.batch_size = 5}), 0.8); }
+TEST(Metrics, BatchSizeThatIsGivenWins) {
+  EXPECT_DOUBLE_EQ(validated({{0.7, 256}, {0.9, 1}}, {.batch_size = 5}), 0.8);
+}
 
 TEST(Metrics, SumMinAndMaxAreNotWeighted) {
   EXPECT_EQ(validated({{1, 4}, {1, 4}, {1, 2}}, {.reduce = MetricReduction::kSum}), 3);
@@ -46,9 +50,11 @@ TEST(Metrics, RowsOfAMapOfTensorsAreItsRowsAndNotItsEntries) {
   };
   std::vector<Map> data;
   for (auto [value, rows] : {std::pair<double, std::int64_t>(1, 5), {4, 1}}) {
-    data.push_back({{"x", torch::full({rows}, value, torch::kFloat64)}, {"y", torch::zeros({rows})}});
+    data.push_back(
+        {{"x", torch::full({rows}, value, torch::kFloat64)}, {"y", torch::zeros({rows})}});
   }
-  const auto results = Trainer(quiet()).validate(std::make_shared<Maps>(), data, {.verbose = false});
+  const auto results =
+      Trainer(quiet()).validate(std::make_shared<Maps>(), data, {.verbose = false});
   EXPECT_DOUBLE_EQ(results[0].at("metric"), 1.5);  // (5 * 1 + 4) / 6; with 2 entries each: 2.5.
 }
 
@@ -61,7 +67,8 @@ TEST(Metrics, TrainingHasStepAndEpochValues) {
     toy.log("epoch", batch.tensors[0].mean(), {.on_step = false, .on_epoch = true});
     return toy.loss(batch);
   };
-  // "step" is the name of the loggers' axis as well; as a metric for callbacks it is like any other.
+  // "step" is the name of the loggers' axis as well; as a metric for callbacks it is like any
+  // other.
   trainer.fit(module, std::vector<Batch>{column({1, 1, 1}), column({5})});
   EXPECT_EQ(trainer.callback_metrics(),
             (Metrics{{"both", 2}, {"both_step", 5}, {"both_epoch", 2}, {"step", 5}, {"epoch", 2}}));
@@ -70,18 +77,19 @@ TEST(Metrics, TrainingHasStepAndEpochValues) {
 TEST(Metrics, LastBatchesEpochMeanIsOfThisEpochOnly) {
   std::vector<double> epochs;
   auto options = quiet(3);
-  options.callbacks = {LambdaCallback::make({.on_train_end =
-                                                 [&](TrainerContext& context, ModuleBase&) {
-                                                   epochs.push_back(*context.metric("loss_epoch"));
-                                                 },
-                                             .on_train_epoch_start =
-                                                 [&](TrainerContext& context, ModuleBase&) {
-                                                   const auto value = context.metric("loss_epoch");
-                                                   epochs.push_back(value ? *value : -1);
-                                                 }})};
+  options.callbacks = {LambdaCallback::make(
+      {.on_train_end = [&](TrainerContext& context,
+                           ModuleBase&) { epochs.push_back(*context.metric("loss_epoch")); },
+       .on_train_epoch_start =
+           [&](TrainerContext& context, ModuleBase&) {
+             const auto value = context.metric("loss_epoch");
+             epochs.push_back(value ? *value : -1);
+           }})};
   auto module = std::make_shared<Toy>();
   module->step = [](Toy& toy, Batch& batch, std::int64_t) {
-    toy.log("loss", batch.tensors[0].mean() * static_cast<double>(toy.current_epoch() + 1), {.on_epoch = true});
+    toy.log("loss",
+            batch.tensors[0].mean() * static_cast<double>(toy.current_epoch() + 1),
+            {.on_epoch = true});
     return toy.loss(batch);
   };
   Trainer(options).fit(module, singles({1, 3}));
@@ -95,11 +103,15 @@ TEST(Metrics, SeveralLoadersGetASuffixUnlessTurnedOff) {
     toy.log("loss", batch.tensors[0].mean());
     if (loader == 1) toy.log("own", batch.tensors[0].mean(), {.add_dataloader_idx = false});
   };
-  const auto results = trainer.validate(module, {singles({1, 3}), singles({10, 20})}, {.verbose = false});
-  EXPECT_EQ(results, (EvalResults{{{"loss/dataloader_idx_0", 2}}, {{"loss/dataloader_idx_1", 15}, {"own", 15}}}));
+  const auto results =
+      trainer.validate(module, {singles({1, 3}), singles({10, 20})}, {.verbose = false});
+  EXPECT_EQ(
+      results,
+      (EvalResults{{{"loss/dataloader_idx_0", 2}}, {{"loss/dataloader_idx_1", 15}, {"own", 15}}}));
   EXPECT_EQ(trainer.callback_metrics(),
             (Metrics{{"loss/dataloader_idx_0", 2}, {"loss/dataloader_idx_1", 15}, {"own", 15}}));
-  EXPECT_EQ(trainer.validate(module, singles({4}), {.verbose = false}), (EvalResults{{{"loss", 4}}}));
+  EXPECT_EQ(trainer.validate(module, singles({4}), {.verbose = false}),
+            (EvalResults{{{"loss", 4}}}));
 }
 
 TEST(Metrics, ProgressBarAndLoggersGetWhatTheyAreMeantTo) {
@@ -122,10 +134,13 @@ TEST(LogRules, ForbiddenHooksSayWhichAndWhat) {
     auto options = quiet();
     options.callbacks = {LambdaCallback::make(std::move(hooks))};
     Trainer trainer(options);
-    return message_of<ConfigError>([&] { trainer.fit(std::make_shared<Toy>(), singles({1}), singles({1})); });
+    return message_of<ConfigError>(
+        [&] { trainer.fit(std::make_shared<Toy>(), singles({1}), singles({1})); });
   };
   const auto log = [](TrainerContext&, ModuleBase& module) { module.log("my_metric", 1.0); };
-  const auto log_setup = [](TrainerContext&, ModuleBase& module, Stage) { module.log("my_metric", 1.0); };
+  const auto log_setup = [](TrainerContext&, ModuleBase& module, Stage) {
+    module.log("my_metric", 1.0);
+  };
   const std::pair<const char*, LambdaCallbackOptions> cases[] = {
       {"setup", {.setup = log_setup}},
       {"teardown", {.teardown = log_setup}},
@@ -156,8 +171,12 @@ TEST(LogRules, ForbiddenHooksOfTheModuleToo) {
     }
     void on_before_batch_transfer(Batch&, std::int64_t) override { at("on_before_batch_transfer"); }
     void on_validation_model_eval() override { at("on_validation_model_eval"); }
-    Loaders<Batch> predict_dataloader() override { return at("predict_dataloader"), Loaders<Batch>(); }
-    at::Tensor predict_step(Batch&, std::int64_t, std::int64_t) override { return at("predict_step"), at::Tensor(); }
+    Loaders<Batch> predict_dataloader() override {
+      return at("predict_dataloader"), Loaders<Batch>();
+    }
+    at::Tensor predict_step(Batch&, std::int64_t, std::int64_t) override {
+      return at("predict_step"), at::Tensor();
+    }
 
    private:
     void at(const char* hook) {
@@ -165,8 +184,13 @@ TEST(LogRules, ForbiddenHooksOfTheModuleToo) {
     }
     std::string where_;
   };
-  for (const char* hook : {"prepare_data", "configure_sharded_model", "configure_optimizers", "on_before_batch_transfer",
-                           "on_validation_model_eval", "predict_dataloader", "predict_step"}) {
+  for (const char* hook : {"prepare_data",
+                           "configure_sharded_model",
+                           "configure_optimizers",
+                           "on_before_batch_transfer",
+                           "on_validation_model_eval",
+                           "predict_dataloader",
+                           "predict_step"}) {
     Trainer trainer(quiet());
     const auto message = message_of<ConfigError>([&] {
       auto module = std::make_shared<Logs>(hook);
@@ -190,25 +214,32 @@ TEST(LogRules, EpochHooksLogForTheEpochAndRefuseOnStep) {
       module.log(name, static_cast<double>(context.progress().epoch));
     };
   };
-  options.callbacks = {LambdaCallback::make({.on_train_start = log("train_start"),
-                                             .on_train_epoch_start = log("train_epoch_start"),
-                                             .on_train_epoch_end = log("train_epoch_end"),
-                                             .on_validation_start = log("validation_start"),
-                                             .on_validation_epoch_start = log("validation_epoch_start"),
-                                             .on_validation_epoch_end = log("validation_epoch_end")})};
+  options.callbacks = {
+      LambdaCallback::make({.on_train_start = log("train_start"),
+                            .on_train_epoch_start = log("train_epoch_start"),
+                            .on_train_epoch_end = log("train_epoch_end"),
+                            .on_validation_start = log("validation_start"),
+                            .on_validation_epoch_start = log("validation_epoch_start"),
+                            .on_validation_epoch_end = log("validation_epoch_end")})};
   Trainer trainer(options);
   trainer.fit(std::make_shared<Toy>(), singles({1}), singles({1}));
   const auto metrics = trainer.callback_metrics();
   EXPECT_EQ(metrics.at("train_start"), 0);
-  for (const char* name :
-       {"train_epoch_start", "train_epoch_end", "validation_start", "validation_epoch_start", "validation_epoch_end"}) {
+  for (const char* name : {"train_epoch_start",
+                           "train_epoch_end",
+                           "validation_start",
+                           "validation_epoch_start",
+                           "validation_epoch_end"}) {
     EXPECT_EQ(metrics.at(name), 1) << name;
   }
 
-  options.callbacks = {LambdaCallback::make(
-      {.on_train_epoch_end = [](TrainerContext&, ModuleBase& module) { module.log("m", 1.0, {.on_step = true}); }})};
+  options.callbacks = {
+      LambdaCallback::make({.on_train_epoch_end = [](TrainerContext&, ModuleBase& module) {
+        module.log("m", 1.0, {.on_step = true});
+      }})};
   Trainer refuses(options);
-  const auto message = message_of<ConfigError>([&] { refuses.fit(std::make_shared<Toy>(), singles({1})); });
+  const auto message =
+      message_of<ConfigError>([&] { refuses.fit(std::make_shared<Toy>(), singles({1})); });
   EXPECT_TRUE(contains(message, "on_step"));
   EXPECT_TRUE(contains(message, "on_train_epoch_end"));
 }
@@ -216,16 +247,26 @@ TEST(LogRules, EpochHooksLogForTheEpochAndRefuseOnStep) {
 TEST(LogRules, HooksInsideATrainingBatchMayLog) {
   auto options = quiet();
   options.callbacks = {LambdaCallback::make(
-      {.on_train_batch_start = [](TrainerContext&, ModuleBase& module, BatchView, std::int64_t) { module.log("a", 1.0); },
-       .on_train_batch_end = [](TrainerContext&, ModuleBase& module, const StepOutput&, BatchView,
-                                std::int64_t) { module.log("b", 2.0); },
-       .on_before_zero_grad = [](TrainerContext&, ModuleBase& module, Optimizer&) { module.log("c", 3.0); },
-       .on_before_backward = [](TrainerContext&, ModuleBase& module, const at::Tensor&) { module.log("d", 4.0); },
-       .on_after_backward = [](TrainerContext& context, ModuleBase&) { context.log_value("e", 5.0, {}); },
-       .on_before_optimizer_step = [](TrainerContext&, ModuleBase& module, Optimizer&) { module.log("f", 6.0); }})};
+      {.on_train_batch_start =
+           [](TrainerContext&, ModuleBase& module, BatchView, std::int64_t) {
+             module.log("a", 1.0);
+           },
+       .on_train_batch_end =
+           [](TrainerContext&, ModuleBase& module, const StepOutput&, BatchView, std::int64_t) {
+             module.log("b", 2.0);
+           },
+       .on_before_zero_grad =
+           [](TrainerContext&, ModuleBase& module, Optimizer&) { module.log("c", 3.0); },
+       .on_before_backward =
+           [](TrainerContext&, ModuleBase& module, const at::Tensor&) { module.log("d", 4.0); },
+       .on_after_backward = [](TrainerContext& context,
+                               ModuleBase&) { context.log_value("e", 5.0, {}); },
+       .on_before_optimizer_step =
+           [](TrainerContext&, ModuleBase& module, Optimizer&) { module.log("f", 6.0); }})};
   Trainer trainer(options);
   trainer.fit(std::make_shared<Toy>(), singles({1}));
-  EXPECT_EQ(trainer.callback_metrics(), (Metrics{{"a", 1}, {"b", 2}, {"c", 3}, {"d", 4}, {"e", 5}, {"f", 6}}));
+  EXPECT_EQ(trainer.callback_metrics(),
+            (Metrics{{"a", 1}, {"b", 2}, {"c", 3}, {"d", 4}, {"e", 5}, {"f", 6}}));
 }
 
 TEST(LogRules, BadValuesAreRefused) {
@@ -237,130 +278,9 @@ TEST(LogRules, BadValuesAreRefused) {
     };
     return message_of<ConfigError>([&] { Trainer(quiet()).fit(module, singles({1})); });
   };
-  EXPECT_TRUE(contains(refusal(torch::ones({3})), "'vector' must be a number or a tensor of one element, got shape [3]"));
+  EXPECT_TRUE(contains(refusal(torch::ones({3})),
+                       "'vector' must be a number or a tensor of one element, got shape [3]"));
   EXPECT_TRUE(contains(refusal(at::Tensor()), "undefined"));
-}
-
-// --- What reaches the loggers, and when ---
-
-std::vector<std::int64_t> steps_of(const CapturingLogger& logger, const std::string& name) {
-  std::vector<std::int64_t> steps;
-  for (const auto& record : logger.records) {
-    if (record.metrics.contains(name)) steps.push_back(record.step);
-  }
-  return steps;
-}
-
-std::shared_ptr<CapturingLogger> logged_run(std::int64_t every, std::int64_t micro_batches = 1) {
-  auto logger = std::make_shared<CapturingLogger>();
-  auto options = quiet(2);
-  options.loggers = std::vector<std::shared_ptr<Logger>>{logger};
-  options.log_every_n_steps = every;
-  options.accumulate_grad_batches = micro_batches;
-  auto module = std::make_shared<Toy>();
-  module->step = [](Toy& toy, Batch& batch, std::int64_t) {
-    toy.log("x", batch.tensors[0].mean(), {.on_epoch = true});
-    return toy.loss(batch);
-  };
-  Trainer(options).fit(module, singles({1, 2, 3, 4, 5}), singles({1}));
-  return logger;
-}
-
-TEST(Loggers, GetStepValuesEveryNStepsAndEpochValuesAtTheEnd) {
-  using Steps = std::vector<std::int64_t>;
-  auto logger = logged_run(3);
-  EXPECT_EQ(steps_of(*logger, "x_step"), (Steps{2, 5, 8}));
-  EXPECT_EQ(steps_of(*logger, "x_epoch"), (Steps{4, 9}));
-  EXPECT_EQ(steps_of(*logger, "val_loss"), (Steps{4, 9}));
-  EXPECT_EQ(logger->records[0].metrics, (Metrics{{"x_step", 3}, {"epoch", 0}}));
-
-  logger = logged_run(1, 2);  // Three steps an epoch: the axis is steps, not batches.
-  EXPECT_EQ(steps_of(*logger, "x_step"), (Steps{0, 1, 2, 3, 4, 5}));
-  EXPECT_EQ(steps_of(*logger, "x_epoch"), (Steps{2, 5}));
-  EXPECT_EQ(logger->records[0].metrics.at("x_step"), 2);  // Of the window's last micro-batch.
-
-  logger = logged_run(0);
-  EXPECT_EQ(steps_of(*logger, "x_step"), Steps{});
-  EXPECT_EQ(steps_of(*logger, "x_epoch"), (Steps{4, 9}));
-}
-
-TEST(Loggers, MetricNamedStepIsTheAxis) {
-  auto logger = std::make_shared<CapturingLogger>();
-  auto options = quiet();
-  options.loggers = std::vector<std::shared_ptr<Logger>>{logger};
-  options.log_every_n_steps = 1;
-  auto module = std::make_shared<Toy>();
-  module->step = [](Toy& toy, Batch& batch, std::int64_t) {
-    toy.log("step", 100.0 + static_cast<double>(toy.global_step()));
-    toy.log("x", 1.0);
-    return toy.loss(batch);
-  };
-  Trainer(options).fit(module, singles({1, 1}));
-  ASSERT_EQ(logger->records.size(), 2u);
-  EXPECT_EQ(logger->records[1].step, 101);
-  EXPECT_EQ(logger->records[1].metrics, (Metrics{{"x", 1}}));
-}
-
-std::string text_of(const std::filesystem::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
-TEST(Loggers, CsvFileOfAShortFit) {
-  TemporaryDirectory folder;
-  auto options = quiet(2);
-  options.loggers = {};
-  options.default_root_dir = folder.path();
-  options.log_every_n_steps = 1;
-  Trainer trainer(options);
-  auto module = std::make_shared<Toy>(ToyOptions{.lr = 0.5});
-  module->hyperparameters = {{"lr", 0.5}};
-  module->step = [](Toy& toy, Batch& batch, std::int64_t) {
-    auto loss = toy.loss(batch);
-    toy.log("loss", loss);
-    return loss;
-  };
-  trainer.fit(module, singles({1, 2}), singles({4}));
-  const auto logs = folder.path() / "fulmen_logs" / "version_0";
-  // w: -0.5, -1.5; -2, -3. The loss is w * x before each step, that of validation 4 w after two.
-  EXPECT_EQ(text_of(logs / "metrics.csv"),
-            "step,epoch,loss,val_loss\n"
-            "0,0,0,\n"
-            "1,0,-1,\n"
-            "1,0,,-6\n"
-            "2,1,-1.5,\n"
-            "3,1,-4,\n"
-            "3,1,,-12\n");
-  EXPECT_TRUE(contains(text_of(logs / "hparams.json"), "\"lr\""));
-}
-
-TEST(Loggers, FailureToWriteIsAnErrorOfTheRun) {
-  class Fails : public CapturingLogger {
-   public:
-    void save() override { throw Error("the disk is full"); }
-  };
-  auto options = quiet();
-  options.loggers = std::vector<std::shared_ptr<Logger>>{std::make_shared<Fails>()};
-  Trainer trainer(options);
-  auto module = std::make_shared<Toy>();
-  EXPECT_EQ(message_of<Error>([&] { trainer.fit(module, singles({1})); }), "the disk is full");
-  EXPECT_EQ(module->value(), -1);
-}
-
-TEST(Results, AreReturnedAndPrintedAsATable) {
-  Trainer trainer(quiet());
-  auto module = std::make_shared<Toy>(ToyOptions{.w0 = 0.5});
-  ::testing::internal::CaptureStdout();
-  const auto results = trainer.test(module, {singles({1, 2}), singles({8})});
-  const auto printed = ::testing::internal::GetCapturedStdout();
-  EXPECT_EQ(results, (EvalResults{{{"test_loss/dataloader_idx_0", 0.75}}, {{"test_loss/dataloader_idx_1", 4}}}));
-  for (const char* part : {"Test metric", "DataLoader 0", "DataLoader 1", "test_loss", "0.75", "4"}) {
-    EXPECT_TRUE(contains(printed, part));
-  }
-  ::testing::internal::CaptureStdout();
-  trainer.test(module, singles({1}), {.verbose = false});
-  EXPECT_EQ(::testing::internal::GetCapturedStdout(), "");
 }
 
 }  // namespace

@@ -14,7 +14,9 @@ class ContextStrategy final : public FakeStrategy {
     bool& open;
   };
   std::string key() const override { return name; }
-  std::unique_ptr<ShardedContext> model_sharded_context(ModuleBase&) override { return std::make_unique<Context>(open); }
+  std::unique_ptr<ShardedContext> model_sharded_context(ModuleBase&) override {
+    return std::make_unique<Context>(open);
+  }
 
   bool open = false;
   std::string name = "context";
@@ -59,10 +61,11 @@ TEST(ShardedModel, IsConfiguredOnceInTheContextAndKeepsItsWeightsOverStages) {
   auto options = quiet();
   options.strategy = strategy;
   options.precision = Precision::k64True;
-  options.callbacks = {LambdaCallback::make({.on_configure_sharded_model = [&](TrainerContext&, ModuleBase&) {
-    EXPECT_TRUE(strategy->open);
-    module->events.emplace_back("callback");
-  }})};
+  options.callbacks = {
+      LambdaCallback::make({.on_configure_sharded_model = [&](TrainerContext&, ModuleBase&) {
+        EXPECT_TRUE(strategy->open);
+        module->events.emplace_back("callback");
+      }})};
   Trainer trainer(options);
   trainer.fit(module, singles({2, 3}));
   EXPECT_EQ(module->dtype, torch::kFloat64);
@@ -87,7 +90,8 @@ TEST(ShardedModel, ThrowLeavesTheContextAndTheDefaultDtype) {
   options.strategy = strategy;
   options.precision = Precision::k64True;
   Trainer trainer(options);
-  EXPECT_EQ(message_of<std::runtime_error>([&] { trainer.fit(module, singles({1})); }), "no memory for the layer");
+  EXPECT_EQ(message_of<std::runtime_error>([&] { trainer.fit(module, singles({1})); }),
+            "no memory for the layer");
   EXPECT_FALSE(strategy->open);
   EXPECT_EQ(at::get_default_dtype(), caffe2::TypeMeta::Make<float>());
   module->fails = false;
@@ -124,7 +128,9 @@ class Named : public Callback {
 TEST(ConfigureCallbacks, ReplaceThoseOfTheSameKeyForTheRunOnly) {
   class Brings : public Toy {
    public:
-    std::vector<std::shared_ptr<Callback>> configure_callbacks() override { return {std::make_shared<Named>("module")}; }
+    std::vector<std::shared_ptr<Callback>> configure_callbacks() override {
+      return {std::make_shared<Named>("module")};
+    }
   };
   auto options = quiet();
   options.callbacks = {std::make_shared<Named>("trainer")};
@@ -143,7 +149,8 @@ TEST(ConfigureCallbacks, NullIsRefused) {
    public:
     std::vector<std::shared_ptr<Callback>> configure_callbacks() override { return {nullptr}; }
   };
-  EXPECT_TRUE(contains(message_of<ConfigError>([] { Trainer(quiet()).fit(std::make_shared<Brings>(), singles({1})); }),
+  EXPECT_TRUE(contains(message_of<ConfigError>(
+                           [] { Trainer(quiet()).fit(std::make_shared<Brings>(), singles({1})); }),
                        "configure_callbacks returned a null"));
 }
 
@@ -153,7 +160,9 @@ class Data : public DataModule<> {
  public:
   void prepare_data() override { events += "p"; }
   void setup(Stage stage) override { events += "s" + std::string(to_string(stage)).substr(0, 1); }
-  void teardown(Stage stage) override { events += "d" + std::string(to_string(stage)).substr(0, 1); }
+  void teardown(Stage stage) override {
+    events += "d" + std::string(to_string(stage)).substr(0, 1);
+  }
   Loader<Batch> train_dataloader() override { return singles({1, 2}); }
   Loaders<Batch> val_dataloader() override { return {singles({3}), singles({4})}; }
   Loaders<Batch> test_dataloader() override { return singles({5}); }
@@ -182,12 +191,18 @@ TEST(DataModuleRuns, GivesTheDataOfEachStage) {
 TEST(DataModuleRuns, ItsTransferHooksWinAndTheDefaultsCallTheModules) {
   class Adds : public Toy {
    public:
-    void on_before_batch_transfer(Batch& batch, std::int64_t) override { batch.tensors[0] = batch.tensors[0] + 1; }
-    void on_after_batch_transfer(Batch& batch, std::int64_t) override { batch.tensors[0] = batch.tensors[0] * 10; }
+    void on_before_batch_transfer(Batch& batch, std::int64_t) override {
+      batch.tensors[0] = batch.tensors[0] + 1;
+    }
+    void on_after_batch_transfer(Batch& batch, std::int64_t) override {
+      batch.tensors[0] = batch.tensors[0] * 10;
+    }
   };
   class Overrides : public Data {
    public:
-    void on_after_batch_transfer(Batch& batch, std::int64_t) override { batch.tensors[0] = batch.tensors[0] * 100; }
+    void on_after_batch_transfer(Batch& batch, std::int64_t) override {
+      batch.tensors[0] = batch.tensors[0] * 100;
+    }
   };
   auto options = quiet();
   options.limit_val_batches = batches(0);

@@ -20,7 +20,8 @@ class Two : public LightningModule<> {
   OptimizerConfigs configure_optimizers() override {
     auto first = SGD::make({a}, {.lr = 1});
     auto second = SGD::make({b}, {.lr = 1});
-    return {{.optimizer = first, .schedulers = {{.scheduler = StepLR::make(first, {.step_size = 1, .gamma = 0.5})}}},
+    return {{.optimizer = first,
+             .schedulers = {{.scheduler = StepLR::make(first, {.step_size = 1, .gamma = 0.5})}}},
             {.optimizer = second}};
   }
   std::vector<double> value() const { return {a.item<double>(), b.item<double>()}; }
@@ -90,7 +91,8 @@ TEST(ManualOptimization, ToggledOptimizerAloneGetsGradients) {
     two.zero_grad();
     two.toggle_optimizer(1);
     EXPECT_FALSE(two.a.requires_grad());
-    EXPECT_TRUE(contains(message_of<ConfigError>([&] { two.toggle_optimizer(0); }), "untoggle_optimizer"));
+    EXPECT_TRUE(
+        contains(message_of<ConfigError>([&] { two.toggle_optimizer(0); }), "untoggle_optimizer"));
     two.manual_backward(two.loss(batch));
     defined = {two.a.grad().defined(), two.b.grad().defined()};
     two.untoggle_optimizer();
@@ -136,7 +138,8 @@ TEST(ManualOptimization, WhatTheTrainerWouldDoIsRefused) {
                        "accumulate_grad_batches must be 1, got 2"));
   options = quiet();
   options.gradient_clip_val = 1;
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { Trainer(options).fit(module, singles({1})); }), "clip_gradients()"));
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] { Trainer(options).fit(module, singles({1})); }),
+                       "clip_gradients()"));
 }
 
 TEST(ManualOptimization, CallsOutOfPlaceAreRefused) {
@@ -149,15 +152,23 @@ TEST(ManualOptimization, CallsOutOfPlaceAreRefused) {
     return message_of<ConfigError>([&] { Trainer(quiet()).fit(module, singles({1})); });
   };
   const auto automatic = OptimizationMode::kAutomatic;
-  EXPECT_TRUE(contains(refusal(automatic, [](Two& two, Batch& batch) { two.manual_backward(two.loss(batch)); }), "kManual"));
-  EXPECT_TRUE(contains(refusal(automatic, [](Two& two, Batch&) { two.step_optimizer(0); }), "manual optimization"));
-  EXPECT_TRUE(contains(refusal(OptimizationMode::kManual, [](Two& two, Batch&) { two.step_optimizer(2); }),
-                       "step_optimizer(2): configure_optimizers returned 2"));
-  EXPECT_TRUE(contains(refusal(automatic, [](Two& two, Batch&) { two.optimizer(2); }), "optimizer 2 does not exist"));
-  EXPECT_TRUE(contains(refusal(automatic, [](Two& two, Batch&) { two.lr_scheduler(1); }), "scheduler 0 of optimizer 1"));
+  EXPECT_TRUE(contains(
+      refusal(automatic, [](Two& two, Batch& batch) { two.manual_backward(two.loss(batch)); }),
+      "kManual"));
+  EXPECT_TRUE(contains(refusal(automatic, [](Two& two, Batch&) { two.step_optimizer(0); }),
+                       "manual optimization"));
+  EXPECT_TRUE(
+      contains(refusal(OptimizationMode::kManual, [](Two& two, Batch&) { two.step_optimizer(2); }),
+               "step_optimizer(2): configure_optimizers returned 2"));
+  EXPECT_TRUE(contains(refusal(automatic, [](Two& two, Batch&) { two.optimizer(2); }),
+                       "optimizer 2 does not exist"));
+  EXPECT_TRUE(contains(refusal(automatic, [](Two& two, Batch&) { two.lr_scheduler(1); }),
+                       "scheduler 0 of optimizer 1"));
   Two outside(automatic);
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { outside.optimizer(); }), "no trainer runs this module"));
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { outside.log("x", 1.0); }), "no trainer runs this module"));
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] { outside.optimizer(); }),
+                       "no trainer runs this module"));
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] { outside.log("x", 1.0); }),
+                       "no trainer runs this module"));
 }
 
 // --- Optimizers ---
@@ -168,7 +179,9 @@ TEST(Optimizers, SeveralAreSteppedInEachBatchFromOneBackward) {
   auto options = quiet();
   options.callbacks = {LambdaCallback::make(
       {.on_after_backward = [&](TrainerContext&, ModuleBase&) { ++backwards; },
-       .on_before_optimizer_step = [&](TrainerContext&, ModuleBase&, Optimizer& optimizer) { stepped.push_back(&optimizer); }})};
+       .on_before_optimizer_step = [&](TrainerContext&,
+                                       ModuleBase&,
+                                       Optimizer& optimizer) { stepped.push_back(&optimizer); }})};
   Trainer trainer(options);
   auto module = std::make_shared<Two>(OptimizationMode::kAutomatic);
   trainer.fit(module, singles({1, 2}));
@@ -182,9 +195,10 @@ TEST(Optimizers, SeveralAreSteppedInEachBatchFromOneBackward) {
 TEST(Optimizers, SchedulersOfAnEpochAreSteppedOnceAnEpoch) {
   std::vector<double> rates;
   auto options = quiet(3);
-  options.callbacks = {LambdaCallback::make({.on_train_epoch_start = [&](TrainerContext& context, ModuleBase&) {
-    rates.push_back(context.optimizer_configs()[0].optimizer->hyperparameter(0, "lr"));
-  }})};
+  options.callbacks = {
+      LambdaCallback::make({.on_train_epoch_start = [&](TrainerContext& context, ModuleBase&) {
+        rates.push_back(context.optimizer_configs()[0].optimizer->hyperparameter(0, "lr"));
+      }})};
   Trainer(options).fit(std::make_shared<Two>(OptimizationMode::kAutomatic), singles({1, 1}));
   EXPECT_EQ(rates, (std::vector<double>{1, 0.5, 0.25}));
 }
@@ -192,15 +206,17 @@ TEST(Optimizers, SchedulersOfAnEpochAreSteppedOnceAnEpoch) {
 TEST(Optimizers, PlateauUsesTheMetricOfTheSameEpoch) {
   std::vector<double> rates;
   auto options = quiet(4);
-  options.callbacks = {LambdaCallback::make({.on_train_epoch_start = [&](TrainerContext& context, ModuleBase&) {
-    rates.push_back(context.optimizer_configs()[0].optimizer->hyperparameter(0, "lr"));
-  }})};
+  options.callbacks = {
+      LambdaCallback::make({.on_train_epoch_start = [&](TrainerContext& context, ModuleBase&) {
+        rates.push_back(context.optimizer_configs()[0].optimizer->hyperparameter(0, "lr"));
+      }})};
   auto module = std::make_shared<Toy>();
   module->optimizers = [](Toy& toy) -> OptimizerConfigs {
     auto sgd = SGD::make(toy, {.lr = 1});
     return OptimizerConfig{
         .optimizer = sgd,
-        .schedulers = {{.scheduler = ReduceLROnPlateau::make(sgd, {.factor = 0.5, .patience = 0}), .monitor = "val_loss"}}};
+        .schedulers = {{.scheduler = ReduceLROnPlateau::make(sgd, {.factor = 0.5, .patience = 0}),
+                        .monitor = "val_loss"}}};
   };
   module->eval_step = [](Toy& toy, Batch&, std::int64_t, std::int64_t) {
     constexpr double kLosses[] = {1, 2, 0.5, 0.6};  // Worse in epoch 1.
@@ -216,12 +232,15 @@ TEST(Optimizers, PlateauWithoutItsMetricIsAnErrorThatListsTheOthers) {
     auto module = std::make_shared<Toy>();
     module->optimizers = [strict](Toy& toy) -> OptimizerConfigs {
       auto sgd = SGD::make(toy, {.lr = 1});
-      return OptimizerConfig{.optimizer = sgd,
-                             .schedulers = {{.scheduler = ReduceLROnPlateau::make(sgd), .monitor = "acc", .strict = strict}}};
+      return OptimizerConfig{
+          .optimizer = sgd,
+          .schedulers = {
+              {.scheduler = ReduceLROnPlateau::make(sgd), .monitor = "acc", .strict = strict}}};
     };
     Trainer trainer(quiet(2, sink));
     if (strict) {
-      const auto message = message_of<ConfigError>([&] { trainer.fit(module, singles({1}), singles({1})); });
+      const auto message =
+          message_of<ConfigError>([&] { trainer.fit(module, singles({1}), singles({1})); });
       EXPECT_TRUE(contains(message, "\"acc\""));
       EXPECT_TRUE(contains(message, "val_loss"));
     } else {
@@ -237,7 +256,8 @@ TEST(Optimizers, NoneTrainsNothingWithAWarningAlsoWithoutAGraph) {
     Trainer trainer(quiet(1, sink));
     auto module = std::make_shared<Toy>();
     module->optimizers = [](Toy&) { return OptimizerConfigs(); };
-    if (!graph) module->step = [](Toy& toy, Batch& batch, std::int64_t) { return toy.loss(batch).detach(); };
+    if (!graph)
+      module->step = [](Toy& toy, Batch& batch, std::int64_t) { return toy.loss(batch).detach(); };
     trainer.fit(module, singles({1, 1}));
     EXPECT_EQ(module->value(), 0);
     EXPECT_EQ(module->training_steps, 2);
@@ -247,7 +267,8 @@ TEST(Optimizers, NoneTrainsNothingWithAWarningAlsoWithoutAGraph) {
 }
 
 TEST(Optimizers, BadConfigurationsAreRefused) {
-  const auto refusal = [](std::function<OptimizerConfigs(Toy&)> optimizers, TrainerOptions options = quiet()) {
+  const auto refusal = [](std::function<OptimizerConfigs(Toy&)> optimizers,
+                          TrainerOptions options = quiet()) {
     auto module = std::make_shared<Toy>();
     module->optimizers = std::move(optimizers);
     return message_of<ConfigError>([&] { Trainer(options).fit(module, singles({1})); });
@@ -257,15 +278,18 @@ TEST(Optimizers, BadConfigurationsAreRefused) {
       return OptimizerConfig{.optimizer = SGD::make(toy), .schedulers = {scheduler}};
     };
   };
-  EXPECT_TRUE(contains(refusal([](Toy&) -> OptimizerConfigs { return std::shared_ptr<SGD>(); }), "null optimizer"));
+  EXPECT_TRUE(contains(refusal([](Toy&) -> OptimizerConfigs { return std::shared_ptr<SGD>(); }),
+                       "null optimizer"));
   EXPECT_TRUE(contains(refusal(with({})), "null scheduler"));
   Toy other;
   auto scheduler = StepLR::make(SGD::make(other), {.step_size = 1});
-  EXPECT_TRUE(contains(refusal(with({.scheduler = scheduler, .frequency = 0})), "frequency of a scheduler must be at least 1, got 0"));
+  EXPECT_TRUE(contains(refusal(with({.scheduler = scheduler, .frequency = 0})),
+                       "frequency of a scheduler must be at least 1, got 0"));
   auto plateau = ReduceLROnPlateau::make(SGD::make(other));
   EXPECT_TRUE(contains(refusal(with({.scheduler = plateau})), ".monitor"));
   const auto lbfgs = [](Toy& toy) -> OptimizerConfigs {
-    return TorchOptimizer::make(std::make_unique<torch::optim::LBFGS>(toy.parameters(), torch::optim::LBFGSOptions(1)));
+    return TorchOptimizer::make(
+        std::make_unique<torch::optim::LBFGS>(toy.parameters(), torch::optim::LBFGSOptions(1)));
   };
   auto options = quiet();
   options.accumulate_grad_batches = 2;
@@ -275,8 +299,8 @@ TEST(Optimizers, BadConfigurationsAreRefused) {
 TEST(Optimizers, LBFGSMinimizesWithSeveralEvaluationsInAStep) {
   auto module = std::make_shared<Toy>();
   module->optimizers = [](Toy& toy) -> OptimizerConfigs {
-    return TorchOptimizer::make(
-        std::make_unique<torch::optim::LBFGS>(toy.parameters(), torch::optim::LBFGSOptions(1).max_iter(10)));
+    return TorchOptimizer::make(std::make_unique<torch::optim::LBFGS>(
+        toy.parameters(), torch::optim::LBFGSOptions(1).max_iter(10)));
   };
   module->step = [](Toy& toy, Batch& batch, std::int64_t) {
     auto loss = (toy.w - batch.tensors[0]).square().mean();
@@ -288,7 +312,8 @@ TEST(Optimizers, LBFGSMinimizesWithSeveralEvaluationsInAStep) {
   EXPECT_NEAR(module->value(), 3, 1e-6);
   EXPECT_GT(module->training_steps, 1);
   EXPECT_EQ(trainer.progress().global_step, 1);
-  EXPECT_LT(trainer.callback_metrics().at("loss_epoch"), 9);  // Of the last evaluation, not the mean of all.
+  EXPECT_LT(trainer.callback_metrics().at("loss_epoch"),
+            9);  // Of the last evaluation, not the mean of all.
 }
 
 }  // namespace

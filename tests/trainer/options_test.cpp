@@ -11,7 +11,9 @@ struct BadOption {
   std::vector<std::string> says;  ///< The option, its value, what is allowed.
 };
 
-std::ostream& operator<<(std::ostream& out, const BadOption& option) { return out << option.name; }
+std::ostream& operator<<(std::ostream& out, const BadOption& option) {
+  return out << option.name;
+}
 
 class Refused : public ::testing::TestWithParam<BadOption> {};
 
@@ -137,7 +139,8 @@ TEST(TrainerOptions, TwoProgressBarsAreRefused) {
   auto options = quiet();
   options.enable_progress_bar = true;
   options.callbacks = {ProgressBar::make(), ProgressBar::make()};
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { Trainer trainer(options); }), "2 progress bars"));
+  EXPECT_TRUE(
+      contains(message_of<ConfigError>([&] { Trainer trainer(options); }), "2 progress bars"));
 }
 
 TEST(TrainerOptions, EdgesOfWhatIsAllowedAreAccepted) {
@@ -158,8 +161,17 @@ TEST(TrainerOptions, EdgesOfWhatIsAllowedAreAccepted) {
 TEST(TrainerOptions, DurationsAreReadAndBadOnesRefused) {
   EXPECT_EQ(parse_duration("00:00:00:01").count(), 1);
   EXPECT_EQ(parse_duration("1:02:03:04.5").count(), 86400 + 7200 + 180 + 4.5);
-  for (const char* text : {"", "1:2:3", "0:24:0:0", "0:0:60:0", "0:0:0:60", "0:0:0:-1", "0:0:0:1x", "a:b:c:d", "0-0-0-1"}) {
-    EXPECT_TRUE(contains(message_of<ConfigError>([&] { parse_duration(text); }), "DD:HH:MM:SS")) << text;
+  for (const char* text : {"",
+                           "1:2:3",
+                           "0:24:0:0",
+                           "0:0:60:0",
+                           "0:0:0:60",
+                           "0:0:0:-1",
+                           "0:0:0:1x",
+                           "a:b:c:d",
+                           "0-0-0-1"}) {
+    EXPECT_TRUE(contains(message_of<ConfigError>([&] { parse_duration(text); }), "DD:HH:MM:SS"))
+        << text;
   }
 }
 
@@ -173,7 +185,8 @@ TEST(FastDevRun, RunsThatManyBatchesOfEachStageOnceAndLeavesNoFiles) {
   options.fast_dev_run = 2;
   options.limit_val_batches = batches(0);
   options.check_val_every_n_epoch = 3;
-  options.val_check_interval = every_n_batches(10);  // More than there will be: this run ignores it.
+  options.val_check_interval =
+      every_n_batches(10);  // More than there will be: this run ignores it.
   options.callbacks = {ModelCheckpoint::make({.dirpath = folder.path() / "ckpt"})};
   Trainer trainer(options);
   auto module = std::make_shared<Toy>();
@@ -188,7 +201,8 @@ TEST(FastDevRun, RunsThatManyBatchesOfEachStageOnceAndLeavesNoFiles) {
 
 /// Rows 0..9, shuffled.
 DataLoader<Batch> shuffled() {
-  return DataLoader(tensor_dataset({torch::arange(10, torch::kFloat64)}), {.batch_size = 2, .shuffle = true, .seed = 1});
+  return DataLoader(tensor_dataset({torch::arange(10, torch::kFloat64)}),
+                    {.batch_size = 2, .shuffle = true, .seed = 1});
 }
 
 TEST(OverfitBatches, TheSameFewBatchesComeInEachEpochInTheSameOrder) {
@@ -205,7 +219,8 @@ TEST(OverfitBatches, TheSameFewBatchesComeInEachEpochInTheSameOrder) {
     std::vector<std::string> epochs(3);
     module->step = [&](Toy& toy, Batch& batch, std::int64_t) {
       for (std::int64_t i = 0; i < 2; ++i) {
-        epochs[static_cast<std::size_t>(toy.current_epoch())] += std::to_string(batch.tensors[0][i].item<int>());
+        epochs[static_cast<std::size_t>(toy.current_epoch())] +=
+            std::to_string(batch.tensors[0][i].item<int>());
       }
       return toy.loss(batch);
     };
@@ -224,7 +239,8 @@ TEST(OverfitBatches, TheSameFewBatchesComeInEachEpochInTheSameOrder) {
 
 TEST(Barebones, NothingIsLoggedSavedOrCheckedButItTrains) {
   TemporaryDirectory folder;
-  auto options = TrainerOptions{.default_root_dir = folder.path(), .max_epochs = 2, .barebones = true};
+  auto options =
+      TrainerOptions{.default_root_dir = folder.path(), .max_epochs = 2, .barebones = true};
   options.log_sink = std::make_shared<CapturingSink>();
   Trainer trainer(options);
   auto module = std::make_shared<Toy>();
@@ -255,11 +271,14 @@ TEST(ReloadDataloaders, LoadersAreAskedForEveryNEpochs) {
     options.reload_dataloaders_every_n_epochs = every;
     auto module = std::make_shared<Source>();
     Trainer(options).fit(module);
-    return std::vector<double>{static_cast<double>(module->trained), static_cast<double>(module->validated), module->value()};
+    return std::vector<double>{static_cast<double>(module->trained),
+                               static_cast<double>(module->validated),
+                               module->value()};
   };
   EXPECT_EQ(run(0), (std::vector<double>{1, 1, -5}));
   EXPECT_EQ(run(2), (std::vector<double>{3, 3, -(1 + 1 + 2 + 2 + 3)}));
-  EXPECT_EQ(run(1), (std::vector<double>{5, 5, -(1 + 2 + 3 + 4 + 5)}));  // faults.md 90: builds = epochs.
+  EXPECT_EQ(run(1),
+            (std::vector<double>{5, 5, -(1 + 2 + 3 + 4 + 5)}));  // faults.md 90: builds = epochs.
 }
 
 }  // namespace

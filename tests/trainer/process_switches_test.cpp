@@ -80,7 +80,9 @@ TEST(Seed, MakesARunRepeatable) {
 }
 
 std::atomic<int> handled = 0;
-extern "C" void count_signal(int) { ++handled; }
+extern "C" void count_signal(int) {
+  ++handled;
+}
 
 TEST(Signals, StopTheRunAndAreThenPassedOn) {
   const auto previous = std::signal(SIGTERM, count_signal);
@@ -89,10 +91,11 @@ TEST(Signals, StopTheRunAndAreThenPassedOn) {
     std::string interrupted;
     auto options = quiet(3);
     options.signals = caught ? SignalHandling::kSaveAndStop : SignalHandling::kNone;
-    options.callbacks = {LambdaCallback::make({.on_interrupt = [&](TrainerContext&, ModuleBase&, std::string_view reason) {
-      EXPECT_EQ(handled, 0);  // It comes to the user's handler when all is saved.
-      interrupted = reason;
-    }})};
+    options.callbacks = {LambdaCallback::make(
+        {.on_interrupt = [&](TrainerContext&, ModuleBase&, std::string_view reason) {
+          EXPECT_EQ(handled, 0);  // It comes to the user's handler when all is saved.
+          interrupted = reason;
+        }})};
     Trainer trainer(options);
     auto module = std::make_shared<Toy>();
     module->step = [&](Toy& toy, Batch& batch, std::int64_t) {
@@ -115,8 +118,9 @@ TEST(RequestStop, FromAnotherThreadStopsAtTheNextBatch) {
   auto options = quiet(-1);
   options.max_steps = 1000000;
   int fit_ends = 0, epoch_ends = 0;
-  options.callbacks = {LambdaCallback::make({.on_fit_end = [&](TrainerContext&, ModuleBase&) { ++fit_ends; },
-                                             .on_train_epoch_end = [&](TrainerContext&, ModuleBase&) { ++epoch_ends; }})};
+  options.callbacks = {LambdaCallback::make(
+      {.on_fit_end = [&](TrainerContext&, ModuleBase&) { ++fit_ends; },
+       .on_train_epoch_end = [&](TrainerContext&, ModuleBase&) { ++epoch_ends; }})};
   Trainer trainer(options);
   trainer.request_stop("before any run: does nothing");
   auto module = std::make_shared<Toy>();
@@ -174,9 +178,10 @@ TEST(Memory, IsFlatOverTenThousandSteps) {
   options.log_every_n_steps = 10;
   long before = 0;
   options.callbacks = {LambdaCallback::make(
-      {.on_train_batch_end = [&](TrainerContext& context, ModuleBase&, const StepOutput&, BatchView, std::int64_t) {
-        if (context.progress().global_step == 2000 && before == 0) before = resident_kib();
-      }})};
+      {.on_train_batch_end =
+           [&](TrainerContext& context, ModuleBase&, const StepOutput&, BatchView, std::int64_t) {
+             if (context.progress().global_step == 2000 && before == 0) before = resident_kib();
+           }})};
   Trainer trainer(options);
   auto module = std::make_shared<Toy>(ToyOptions{.lr = 1e-6});
   module->step = [](Toy& toy, Batch& batch, std::int64_t) {
@@ -184,7 +189,8 @@ TEST(Memory, IsFlatOverTenThousandSteps) {
     toy.log("loss", loss, {.prog_bar = true, .on_epoch = true});
     return loss;
   };
-  DataLoader loader(tensor_dataset({torch::ones({64, 16}, torch::kFloat64)}), {.batch_size = 4, .shuffle = true});
+  DataLoader loader(tensor_dataset({torch::ones({64, 16}, torch::kFloat64)}),
+                    {.batch_size = 4, .shuffle = true});
   trainer.fit(module, loader, loader);
   ASSERT_GT(before, 0);
   // A leak of one small tensor (some 200 bytes) a step would be 2 MB.

@@ -49,9 +49,11 @@ TEST(RunLength, ZeroEpochsOrStepsTrainNothing) {
 /// Asks to stop after each batch from `first` on.
 std::shared_ptr<Callback> stops_after(std::int64_t first) {
   return LambdaCallback::make(
-      {.on_train_batch_end = [first](TrainerContext& context, ModuleBase&, const StepOutput&, BatchView, std::int64_t) {
-        if (context.progress().total_batches >= first) context.stop_training("enough");
-      }});
+      {.on_train_batch_end =
+           [first](
+               TrainerContext& context, ModuleBase&, const StepOutput&, BatchView, std::int64_t) {
+             if (context.progress().total_batches >= first) context.stop_training("enough");
+           }});
 }
 
 TEST(RunLength, StopTrainingEndsAfterTheBatchAndIsReported) {
@@ -63,7 +65,8 @@ TEST(RunLength, StopTrainingEndsAfterTheBatchAndIsReported) {
   EXPECT_EQ(trainer.progress().total_batches, 4);
   EXPECT_EQ(result.stop_reason, "enough");
   EXPECT_EQ(result.status, RunStatus::kFinished);
-  EXPECT_EQ(module->validation_steps, 1 + 1 + 1);  // Sanity check, epoch 0, and the one that was cut.
+  EXPECT_EQ(module->validation_steps,
+            1 + 1 + 1);  // Sanity check, epoch 0, and the one that was cut.
 }
 
 TEST(RunLength, MinimumsHoldAStopBack) {
@@ -86,7 +89,8 @@ std::shared_ptr<EarlyStopping> stops_on_val_loss() {
 }
 
 /// Runs with these validation losses, one an epoch; returns the epochs that ran.
-std::int64_t epochs_with_losses(std::vector<double> losses, std::optional<std::int64_t> min_epochs) {
+std::int64_t epochs_with_losses(std::vector<double> losses,
+                                std::optional<std::int64_t> min_epochs) {
   auto options = quiet(static_cast<std::int64_t>(losses.size()));
   options.min_epochs = min_epochs;
   options.num_sanity_val_steps = 0;

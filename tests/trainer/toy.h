@@ -31,7 +31,8 @@ struct ToyOptions {
   c10::ScalarType dtype = c10::ScalarType::Double;
 };
 
-/// One weight w, loss = mean(w * x), SGD: the gradient is mean(x), so values can be worked out by hand.
+/// One weight w, loss = mean(w * x), SGD: the gradient is mean(x), so values can be worked out by
+/// hand.
 class Toy : public LightningModule<> {
  public:
   using Step = std::function<StepOutput(Toy&, Batch&, std::int64_t)>;
@@ -65,7 +66,9 @@ class Toy : public LightningModule<> {
     }
     return {};
   }
-  at::Tensor predict_step(Batch& batch, std::int64_t, std::int64_t) override { return w * batch.tensors[0]; }
+  at::Tensor predict_step(Batch& batch, std::int64_t, std::int64_t) override {
+    return w * batch.tensors[0];
+  }
   OptimizerConfigs configure_optimizers() override {
     return optimizers ? optimizers(*this) : SGD::make(*this, {.lr = options_.lr});
   }

@@ -3,10 +3,13 @@
 namespace fulmen {
 namespace {
 
-std::vector<Batch> ones(std::size_t count) { return std::vector<Batch>(count, column({1})); }
+std::vector<Batch> ones(std::size_t count) {
+  return std::vector<Batch>(count, column({1}));
+}
 
 /// Fits with a validation log; `count` training batches an epoch, one validation batch.
-std::shared_ptr<ValidationLog> validations(TrainerOptions options, std::size_t count,
+std::shared_ptr<ValidationLog> validations(TrainerOptions options,
+                                           std::size_t count,
                                            std::shared_ptr<Toy> module = std::make_shared<Toy>()) {
   auto log = std::make_shared<ValidationLog>();
   options.callbacks.push_back(log);
@@ -148,13 +151,15 @@ TEST(UnknownLength, FractionsAreRefused) {
   auto options = quiet();
   options.limit_val_batches = fraction(0.5);
   Trainer limit(options);
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { limit.fit(std::make_shared<Toy>(), ones(2), stream(4)); }),
-                       "limit_val_batches"));
+  EXPECT_TRUE(contains(
+      message_of<ConfigError>([&] { limit.fit(std::make_shared<Toy>(), ones(2), stream(4)); }),
+      "limit_val_batches"));
   options = quiet();
   options.val_check_interval = every_fraction(0.5);
   Trainer interval(options);
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { interval.fit(std::make_shared<Toy>(), stream(4), ones(2)); }),
-                       "val_check_interval"));
+  EXPECT_TRUE(contains(
+      message_of<ConfigError>([&] { interval.fit(std::make_shared<Toy>(), stream(4), ones(2)); }),
+      "val_check_interval"));
 }
 
 TEST(UnknownLength, SkippingTheEpochAtItsFirstBatchIsNotAnEmptyEpoch) {
@@ -168,22 +173,25 @@ TEST(UnknownLength, SkippingTheEpochAtItsFirstBatchIsNotAnEmptyEpoch) {
 
 TEST(UnknownLength, EmptyStreamIsAnError) {
   Trainer trainer(quiet());
-  EXPECT_TRUE(contains(message_of<DataError>([&] { trainer.fit(std::make_shared<Toy>(), stream(0)); }), "no batch"));
+  EXPECT_TRUE(contains(
+      message_of<DataError>([&] { trainer.fit(std::make_shared<Toy>(), stream(0)); }), "no batch"));
 }
 
 TEST(Limits, FractionOfLessThanABatchIsAnErrorWithTheProduct) {
   auto options = quiet();
   options.limit_train_batches = fraction(0.1);
   Trainer train(options);
-  const auto message = message_of<ConfigError>([&] { train.fit(std::make_shared<Toy>(), ones(9)); });
+  const auto message =
+      message_of<ConfigError>([&] { train.fit(std::make_shared<Toy>(), ones(9)); });
   EXPECT_TRUE(contains(message, "limit_train_batches"));
   EXPECT_TRUE(contains(message, "9 x 0.1 < 1"));
 
   options = quiet();
   options.limit_val_batches = fraction(0.1);
   Trainer val(options);
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { val.fit(std::make_shared<Toy>(), ones(1), ones(9)); }),
-                       "limit_val_batches"));
+  EXPECT_TRUE(
+      contains(message_of<ConfigError>([&] { val.fit(std::make_shared<Toy>(), ones(1), ones(9)); }),
+               "limit_val_batches"));
 }
 
 TEST(Limits, CountAndFractionCutEachStage) {
@@ -208,7 +216,9 @@ TEST(Limits, CountAndFractionCutEachStage) {
 TEST(Limits, ValidationThatIsOffTouchesNoLoader) {
   class Untouchable : public Toy {
    public:
-    Loaders<Batch> val_dataloader() override { throw std::runtime_error("val_dataloader was called"); }
+    Loaders<Batch> val_dataloader() override {
+      throw std::runtime_error("val_dataloader was called");
+    }
   };
   auto options = quiet();
   options.limit_val_batches = batches(0);
@@ -272,7 +282,9 @@ TEST(SanityCheck, DrawsNoRandomNumbersOfTheTraining) {
 }
 
 struct BlockImpl : torch::nn::Module {
-  BlockImpl() : norm(register_module("norm", torch::nn::BatchNorm1d(2))), drop(register_module("drop", torch::nn::Dropout())) {}
+  BlockImpl()
+      : norm(register_module("norm", torch::nn::BatchNorm1d(2))),
+        drop(register_module("drop", torch::nn::Dropout())) {}
   torch::nn::BatchNorm1d norm;
   torch::nn::Dropout drop;
 };
@@ -321,7 +333,8 @@ TEST(Modes, EverySubmoduleGetsItsOwnModeBackAfterValidation) {
   std::vector<Batch> data(3, Batch{{torch::tensor({{1.0f, 2.0f}, {3.0f, 5.0f}, {0.0f, 1.0f}})}});
   Trainer trainer(options);
   trainer.fit(module, data, data);
-  EXPECT_EQ(module->seen, std::vector<std::string>(6, "ttettt"));  // Self, first, frozen, block and its two.
+  EXPECT_EQ(module->seen,
+            std::vector<std::string>(6, "ttettt"));  // Self, first, frozen, block and its two.
   EXPECT_EQ(module->modes(), "ttettt");
   // The frozen one never moved, the other one did, and evaluation moves neither.
   EXPECT_TRUE(module->frozen->running_mean.equal(torch::zeros({2})));
@@ -335,7 +348,9 @@ TEST(Modes, EverySubmoduleGetsItsOwnModeBackAfterValidation) {
 TEST(Modes, AreGivenBackAfterAnExceptionInValidation) {
   class Throws : public Modes {
    public:
-    StepOutput validation_step(Batch&, std::int64_t, std::int64_t) override { throw std::runtime_error("no"); }
+    StepOutput validation_step(Batch&, std::int64_t, std::int64_t) override {
+      throw std::runtime_error("no");
+    }
   };
   auto module = std::make_shared<Throws>();
   module->frozen->eval();

@@ -6,4 +6,6 @@ struct Images {
 
 class Model : public fulmen::LightningModule<Images> {};
 
-auto make() { return std::make_shared<Model>(); }
+auto make() {
+  return std::make_shared<Model>();
+}

@@ -1,5 +1,3 @@
-#include <ATen/autocast_mode.h>
-
 #include <cmath>
 
 #include "tests/trainer/toy.h"
@@ -13,14 +11,17 @@ class Pair : public LightningModule<> {
   explicit Pair(c10::ScalarType dtype = torch::kFloat64) : LightningModule("Pair") {
     w = register_parameter("w", torch::zeros({2}, dtype));
   }
-  StepOutput training_step(Batch& batch, std::int64_t) override { return (w * batch.tensors[0]).sum(); }
+  StepOutput training_step(Batch& batch, std::int64_t) override {
+    return (w * batch.tensors[0]).sum();
+  }
   OptimizerConfigs configure_optimizers() override { return SGD::make(*this, {.lr = 1}); }
   std::vector<double> value() const { return {w[0].item<double>(), w[1].item<double>()}; }
 
   at::Tensor w;
 };
 
-std::vector<Batch> vectors(std::initializer_list<std::vector<double>> rows, c10::ScalarType dtype = torch::kFloat64) {
+std::vector<Batch> vectors(std::initializer_list<std::vector<double>> rows,
+                           c10::ScalarType dtype = torch::kFloat64) {
   std::vector<Batch> result;
   for (const auto& row : rows) result.push_back({{torch::tensor(row, dtype)}});
   return result;
@@ -82,7 +83,9 @@ TEST(Clipping, OverrideCanLogTheNormBeforeIt) {
   class LogsNorm : public Pair {
    public:
     using Pair::Pair;
-    void configure_gradient_clipping(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm) override {
+    void configure_gradient_clipping(Optimizer& optimizer,
+                                     std::optional<double> value,
+                                     ClipAlgorithm) override {
       EXPECT_EQ(value, std::optional<double>(1));
       std::vector<at::Tensor> tensors;
       for (const auto& parameter : optimizer.parameters(0)) tensors.push_back(parameter.tensor);
@@ -106,19 +109,24 @@ OptimizerConfigs halving(Toy& toy) {
   auto sgd = SGD::make(toy, {.lr = 1});
   return OptimizerConfig{
       .optimizer = sgd,
-      .schedulers = {{.scheduler = StepLR::make(sgd, {.step_size = 1, .gamma = 0.5}), .interval = Interval::kStep}}};
+      .schedulers = {{.scheduler = StepLR::make(sgd, {.step_size = 1, .gamma = 0.5}),
+                      .interval = Interval::kStep}}};
 }
 
 /// In float32, with these gradients one after the other.
-std::shared_ptr<Toy> scaled_run(Trainer& trainer, std::vector<double> gradients, std::shared_ptr<Toy> module) {
+std::shared_ptr<Toy> scaled_run(Trainer& trainer,
+                                std::vector<double> gradients,
+                                std::shared_ptr<Toy> module) {
   std::vector<Batch> batches;
-  for (double gradient : gradients) batches.push_back({{torch::tensor({gradient}, torch::kFloat32)}});
+  for (double gradient : gradients)
+    batches.push_back({{torch::tensor({gradient}, torch::kFloat32)}});
   module->optimizers = halving;
   trainer.fit(module, batches);
   return module;
 }
 
-constexpr double kOverflow = 1e38;  // Times 65536 it is infinite in float32, and so in the scaled gradient.
+constexpr double kOverflow =
+    1e38;  // Times 65536 it is infinite in float32, and so in the scaled gradient.
 
 TEST(GradScaling, OverflowSkipsTheStepAndItsScheduler) {
   auto options = quiet();
@@ -126,11 +134,15 @@ TEST(GradScaling, OverflowSkipsTheStepAndItsScheduler) {
   double rate = 0;
   int before_step = 0;
   options.callbacks = {LambdaCallback::make(
-      {.on_train_end = [&](TrainerContext& context,
-                           ModuleBase&) { rate = context.optimizer_configs()[0].optimizer->hyperparameter(0, "lr"); },
-       .on_before_optimizer_step = [&](TrainerContext&, ModuleBase&, Optimizer&) { ++before_step; }})};
+      {.on_train_end =
+           [&](TrainerContext& context, ModuleBase&) {
+             rate = context.optimizer_configs()[0].optimizer->hyperparameter(0, "lr");
+           },
+       .on_before_optimizer_step =
+           [&](TrainerContext&, ModuleBase&, Optimizer&) { ++before_step; }})};
   Trainer trainer(options);
-  auto module = scaled_run(trainer, {kOverflow, 1, 1}, std::make_shared<Toy>(ToyOptions{.dtype = torch::kFloat32}));
+  auto module = scaled_run(
+      trainer, {kOverflow, 1, 1}, std::make_shared<Toy>(ToyOptions{.dtype = torch::kFloat32}));
   EXPECT_EQ(module->value(), -1.5);  // 1 * 1 + 0.5 * 1.
   EXPECT_EQ(rate, 0.25);
   EXPECT_EQ(before_step, 2);
@@ -147,7 +159,8 @@ TEST(GradScaling, OverflowInAnyMicroBatchSkipsTheWholeWindow) {
     Trainer trainer(options);
     std::vector<double> gradients = {1, 1, 2, 4};
     gradients[overflow] = kOverflow;
-    auto module = scaled_run(trainer, gradients, std::make_shared<Toy>(ToyOptions{.dtype = torch::kFloat32}));
+    auto module =
+        scaled_run(trainer, gradients, std::make_shared<Toy>(ToyOptions{.dtype = torch::kFloat32}));
     EXPECT_EQ(module->value(), -3) << overflow;
     EXPECT_EQ(trainer.progress().global_step, 1) << overflow;
     EXPECT_EQ(trainer.progress().skipped_steps, 1) << overflow;
@@ -158,7 +171,9 @@ TEST(GradScaling, StepLeftOutByTheUserLeavesNoTraceInTheNextWindow) {
   class SkipsFirst : public Toy {
    public:
     using Toy::Toy;
-    void optimizer_step(std::int64_t epoch, std::int64_t batch_idx, Optimizer& optimizer,
+    void optimizer_step(std::int64_t epoch,
+                        std::int64_t batch_idx,
+                        Optimizer& optimizer,
                         const Optimizer::Closure& closure) override {
       if (batch_idx == 0) {
         closure();
@@ -171,7 +186,8 @@ TEST(GradScaling, StepLeftOutByTheUserLeavesNoTraceInTheNextWindow) {
     auto options = quiet();
     options.precision = precision;
     Trainer trainer(options);
-    auto module = scaled_run(trainer, {8, 2, 4}, std::make_shared<SkipsFirst>(ToyOptions{.dtype = torch::kFloat32}));
+    auto module = scaled_run(
+        trainer, {8, 2, 4}, std::make_shared<SkipsFirst>(ToyOptions{.dtype = torch::kFloat32}));
     EXPECT_EQ(module->value(), -(2 + 0.5 * 4));
     EXPECT_EQ(trainer.progress().global_step, 2);
     EXPECT_EQ(trainer.progress().skipped_steps, 0);
@@ -182,7 +198,10 @@ TEST(OptimizerStep, OverrideMayCallTheOptimizerItself) {
   class Direct : public Toy {
    public:
     using Toy::Toy;
-    void optimizer_step(std::int64_t, std::int64_t, Optimizer& optimizer, const Optimizer::Closure& closure) override {
+    void optimizer_step(std::int64_t,
+                        std::int64_t,
+                        Optimizer& optimizer,
+                        const Optimizer::Closure& closure) override {
       optimizer.step(closure);
     }
   };
@@ -192,7 +211,8 @@ TEST(OptimizerStep, OverrideMayCallTheOptimizerItself) {
     options.nonfinite_loss = NonFiniteLoss::kSkipStep;
     Trainer trainer(options);
     const double bad = precision == Precision::k16Mixed ? kOverflow : NAN;
-    auto module = scaled_run(trainer, {2, bad, 4}, std::make_shared<Direct>(ToyOptions{.dtype = torch::kFloat32}));
+    auto module = scaled_run(
+        trainer, {2, bad, 4}, std::make_shared<Direct>(ToyOptions{.dtype = torch::kFloat32}));
     EXPECT_EQ(module->value(), -(2 + 0.5 * 4)) << to_string(precision);
     EXPECT_EQ(trainer.progress().global_step, 2) << to_string(precision);
     EXPECT_EQ(trainer.progress().skipped_steps, 1) << to_string(precision);
@@ -202,12 +222,16 @@ TEST(OptimizerStep, OverrideMayCallTheOptimizerItself) {
 TEST(OptimizerStep, OverrideThatDoesNotCallItsClosureIsRefused) {
   class Forgets : public Toy {
    public:
-    void optimizer_step(std::int64_t, std::int64_t, Optimizer& optimizer, const Optimizer::Closure&) override {
+    void optimizer_step(std::int64_t,
+                        std::int64_t,
+                        Optimizer& optimizer,
+                        const Optimizer::Closure&) override {
       optimizer.step();
     }
   };
   Trainer trainer(quiet());
-  const auto message = message_of<ConfigError>([&] { trainer.fit(std::make_shared<Forgets>(), singles({1})); });
+  const auto message =
+      message_of<ConfigError>([&] { trainer.fit(std::make_shared<Forgets>(), singles({1})); });
   EXPECT_TRUE(contains(message, "optimizer_step did not call its closure"));
 }
 
@@ -216,7 +240,9 @@ std::shared_ptr<Toy> nonfinite(Trainer& trainer, double bad, std::int64_t positi
   auto module = std::make_shared<Toy>();
   auto batches = singles({1, 2, 3, 4});
   batches[static_cast<std::size_t>(position)] = column({bad});
-  module->step = [](Toy& toy, Batch& batch, std::int64_t) { return toy.loss(batch) + batch.tensors[0].mean(); };
+  module->step = [](Toy& toy, Batch& batch, std::int64_t) {
+    return toy.loss(batch) + batch.tensors[0].mean();
+  };
   trainer.fit(module, batches);
   return module;
 }
@@ -227,7 +253,8 @@ TEST(NonFinite, IsIgnoredByDefault) {
 }
 
 TEST(NonFinite, RaiseNamesValueBatchAndRemedyAndUpdatesNothing) {
-  for (double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
+  for (double bad :
+       {static_cast<double>(NAN), static_cast<double>(INFINITY), -static_cast<double>(INFINITY)}) {
     auto options = quiet();
     options.nonfinite_loss = NonFiniteLoss::kRaise;
     Trainer trainer(options);
@@ -235,8 +262,13 @@ TEST(NonFinite, RaiseNamesValueBatchAndRemedyAndUpdatesNothing) {
     module->step = [&](Toy& toy, Batch& batch, std::int64_t idx) {
       return idx == 2 ? toy.loss(batch) + bad : toy.loss(batch);
     };
-    const auto message = message_of<TrainingError>([&] { trainer.fit(module, singles({1, 2, 4})); });
-    EXPECT_TRUE(contains(message, "the loss is " + std::string(std::isnan(bad) ? "nan" : bad > 0 ? "inf" : "-inf")));
+    const auto message = message_of<TrainingError>([&] {
+      trainer.fit(module, singles({1, 2, 4}));
+    });
+    EXPECT_TRUE(contains(message,
+                         "the loss is " + std::string(std::isnan(bad) ? "nan"
+                                                      : bad > 0       ? "inf"
+                                                                      : "-inf")));
     EXPECT_TRUE(contains(message, "batch 2 of epoch 0 (step 2)"));
     EXPECT_TRUE(contains(message, "kSkipStep"));
     EXPECT_EQ(module->value(), -3);
@@ -271,9 +303,10 @@ TEST(NonFinite, SkippedWindowStaysSkippedOverAResumeInsideIt) {
   options.nonfinite_loss = NonFiniteLoss::kSkipStep;
   options.accumulate_grad_batches = 2;
   auto saves = options;
-  saves.callbacks = {LambdaCallback::make({.on_interrupt = [&](TrainerContext& context, ModuleBase&, std::string_view) {
-    context.save_checkpoint(checkpoint);
-  }})};
+  saves.callbacks = {LambdaCallback::make(
+      {.on_interrupt = [&](TrainerContext& context, ModuleBase&, std::string_view) {
+        context.save_checkpoint(checkpoint);
+      }})};
   Trainer stopped(saves);
   auto module = std::make_shared<Toy>();
   module->step = [&](Toy& toy, Batch& batch, std::int64_t) {
@@ -289,97 +322,6 @@ TEST(NonFinite, SkippedWindowStaysSkippedOverAResumeInsideIt) {
   EXPECT_EQ(again->value(), -4);
   EXPECT_EQ(resumed.progress().skipped_steps, 1);
   EXPECT_EQ(resumed.progress().global_step, 1);
-}
-
-/// Linear, tanh, Linear on y = x0 - x1, and what dtypes its steps saw.
-class Regression : public LightningModule<> {
- public:
-  Regression() : LightningModule("Regression") {
-    torch::manual_seed(11);
-    first = register_module("first", torch::nn::Linear(2, 16));
-    last = register_module("last", torch::nn::Linear(16, 1));
-  }
-  at::Tensor compute(const Batch& batch) {
-    auto [x, y] = batch.unpack<2>();
-    input = x.scalar_type();
-    auto hidden = first->forward(x);
-    hidden_dtype = hidden.scalar_type();
-    default_dtype = c10::typeMetaToScalarType(at::get_default_dtype());
-    return torch::mse_loss(last->forward(torch::tanh(hidden)).squeeze(1), y);
-  }
-  StepOutput training_step(Batch& batch, std::int64_t) override {
-    auto loss = compute(batch);
-    if (first_loss < 0) first_loss = loss.item<double>();
-    last_loss = loss.item<double>();
-    return loss;
-  }
-  StepOutput validation_step(Batch& batch, std::int64_t, std::int64_t) override {
-    log("val_loss", compute(batch));
-    validated_hidden = hidden_dtype;
-    return {};
-  }
-  void on_before_optimizer_step(Optimizer&) override { gradient = first->weight.grad().scalar_type(); }
-  OptimizerConfigs configure_optimizers() override { return AdamW::make(*this, {.lr = 0.02, .weight_decay = 0}); }
-
-  torch::nn::Linear first{nullptr}, last{nullptr};
-  c10::ScalarType input{}, hidden_dtype{}, validated_hidden{}, gradient{}, default_dtype{};
-  double first_loss = -1, last_loss = -1;
-};
-
-struct PrecisionCase {
-  Precision precision;
-  c10::ScalarType parameter, input, hidden;
-};
-
-TEST(PrecisionOption, TrainsAndGivesStepsTheRightDtypes) {
-  using c10::ScalarType;
-  const PrecisionCase cases[] = {
-      {Precision::k64True, ScalarType::Double, ScalarType::Double, ScalarType::Double},
-      {Precision::k32True, ScalarType::Float, ScalarType::Float, ScalarType::Float},
-      {Precision::kBf16True, ScalarType::BFloat16, ScalarType::BFloat16, ScalarType::BFloat16},
-      {Precision::kBf16Mixed, ScalarType::Float, ScalarType::Float, ScalarType::BFloat16},
-      {Precision::k16Mixed, ScalarType::Float, ScalarType::Float, ScalarType::Half},
-  };
-  torch::manual_seed(1);
-  const auto x = torch::randn({64, 2});
-  DataLoader loader(tensor_dataset({x, x.select(1, 0) - x.select(1, 1)}), {.batch_size = 16});
-  for (const auto& expected : cases) {
-    auto options = quiet(30);
-    options.precision = expected.precision;
-    Trainer trainer(options);
-    auto module = std::make_shared<Regression>();
-    trainer.fit(module, loader, loader);
-    const auto name = to_string(expected.precision);
-    EXPECT_EQ(module->first->weight.scalar_type(), expected.parameter) << name;
-    EXPECT_EQ(module->input, expected.input) << name;
-    EXPECT_EQ(module->hidden_dtype, expected.hidden) << name;
-    EXPECT_EQ(module->validated_hidden, expected.hidden) << name;
-    EXPECT_EQ(module->gradient, expected.parameter) << name;
-    EXPECT_EQ(module->default_dtype, expected.parameter) << name;
-    EXPECT_LT(module->last_loss, 0.1 * module->first_loss) << name;
-    EXPECT_EQ(trainer.progress().global_step + trainer.progress().skipped_steps, 120) << name;
-    EXPECT_EQ(c10::typeMetaToScalarType(at::get_default_dtype()), ScalarType::Float) << name;
-    EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU)) << name;
-  }
-}
-
-TEST(PrecisionOption, IntegersOfABatchStayIntegers) {
-  auto options = quiet();
-  options.precision = Precision::k64True;
-  auto module = std::make_shared<Toy>(ToyOptions{.dtype = torch::kFloat32});
-  module->step = [](Toy& toy, Batch& batch, std::int64_t) {
-    EXPECT_EQ(batch.tensors[1].scalar_type(), torch::kInt64);
-    EXPECT_EQ(batch.tensors[0].scalar_type(), torch::kFloat64);
-    EXPECT_EQ(toy.w.scalar_type(), torch::kFloat64);
-    return toy.loss(batch);
-  };
-  Trainer(options).fit(module, std::vector<Batch>{{{torch::tensor({1.0f}), torch::tensor({1})}}});
-  EXPECT_EQ(module->training_steps, 1);
-}
-
-TEST(PrecisionOption, NamesAreReadAndUnknownOnesRefused) {
-  EXPECT_EQ(parse_precision("bf16-mixed"), Precision::kBf16Mixed);
-  EXPECT_TRUE(contains(message_of<ConfigError>([] { parse_precision("int8"); }), "int8"));
 }
 
 }  // namespace
