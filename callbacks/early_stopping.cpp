@@ -45,8 +45,21 @@ std::shared_ptr<EarlyStopping> EarlyStopping::make(EarlyStoppingOptions options)
 
 EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(options)) {}
 
-void EarlyStopping::on_train_start(Context&, Module&) {
+void EarlyStopping::reset() {
+  wait_count_ = 0;
+  stopped_epoch_.reset();
+  stopped_batches_ = -1;
+  best_score_.reset();
+  reason_.clear();
+}
+
+void EarlyStopping::on_train_start(Context& context, Module&) {
   validated_ = false;
+  const bool nothing_since = stopped_batches_ == context.progress().total_batches;
+  const bool still_holds = wait_count_ == 0 || wait_count_ >= options_.patience;
+  if (!stopped_epoch_ || !nothing_since || !still_holds) return;
+  reason_ = text_of("the run was stopped by ", options_.monitor, " in epoch ", *stopped_epoch_, " already.");
+  context.stop_training(reason_);
 }
 
 void EarlyStopping::on_validation_end(Context& context, Module&) {
@@ -71,6 +84,7 @@ void EarlyStopping::check(Context& context) {
     return;
   }
   stopped_epoch_ = context.progress().epoch;
+  stopped_batches_ = context.progress().total_batches;
   context.stop_training(reason_);
 }
 
@@ -152,7 +166,10 @@ std::string EarlyStopping::state_key() const {
 StateDict EarlyStopping::state_dict() const {
   StateDict state;
   state.values["wait_count"] = wait_count_;
-  if (stopped_epoch_) state.values["stopped_epoch"] = *stopped_epoch_;
+  if (stopped_epoch_) {
+    state.values["stopped_epoch"] = *stopped_epoch_;
+    state.values["stopped_batches"] = stopped_batches_;
+  }
   if (best_score_) state.values["best_score"] = double_to_json(*best_score_);
   state.values["patience"] = options_.patience;
   return state;
@@ -162,8 +179,10 @@ void EarlyStopping::load_state_dict(const StateDict& state) {
   const auto& values = state.values;
   wait_count_ = require_int(values, "wait_count", kWhere);
   stopped_epoch_.reset();
-  if (values.contains("stopped_epoch"))
+  if (values.contains("stopped_epoch")) {
     stopped_epoch_ = require_int(values, "stopped_epoch", kWhere);
+    stopped_batches_ = require_int(values, "stopped_batches", kWhere);
+  }
   best_score_.reset();
   if (const auto* score = values.if_contains("best_score"))
     best_score_ = json_to_double(*score, kWhere);

@@ -71,8 +71,15 @@ std::chrono::steady_clock::time_point ModelCheckpoint::now() const {
   return options_.clock ? options_.clock() : std::chrono::steady_clock::now();
 }
 
+void ModelCheckpoint::reset() {
+  state_ = {};
+  loaded_directory_.clear();
+  foreign_best_.clear();
+}
+
 void ModelCheckpoint::setup(Context& context, Module&, Stage stage) {
-  if (stage != Stage::kFit || context.plan().fast_dev_run) return;
+  // Other stages look for "last" and "best" there, but make no folder of a logger.
+  if (context.plan().fast_dev_run || (stage != Stage::kFit && options_.dirpath.empty())) return;
   auto directory = options_.dirpath;
   if (directory.empty()) {
     const auto loggers = context.loggers();

@@ -9,6 +9,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   # address sanitizer looks for the real ones.
   list(APPEND fulmen_warnings -Wno-restrict -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
 endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND FULMEN_SANITIZE)
+  # What the sanitizers add to the code makes g++ see values that may be unset.
+  list(APPEND fulmen_warnings -Wno-maybe-uninitialized)
+endif()
 if(FULMEN_WERROR)
   list(APPEND fulmen_warnings -Werror)
 endif()

@@ -37,7 +37,7 @@ void check_callbacks(const std::vector<std::shared_ptr<Callback>>& callbacks) {
                         "\". Override state_key() in one, or leave one out.");
     }
   }
-  if (bars > 1) fail<ConfigError>("Trainer", "there are ", bars, " progress bars; one at most can draw.");
+  if (bars > 1) fail<ConfigError>("Trainer", "there are ", bars, " progress bars; one at most can draw. Leave one out, or set enable_progress_bar = false.");
 }
 
 }  // namespace
@@ -66,12 +66,14 @@ void Session::make_default_callbacks() {
                       "the two.");
   }
   if (options.max_time) own_callbacks_.push_back(Timer::make({.max_time = *options.max_time}));
-  if (extras && options.enable_progress_bar && !given_bar) own_callbacks_.push_back(ProgressBar::make());
+  if (extras && options.enable_progress_bar && !given_bar) {
+    own_callbacks_.push_back(default_bar_ = ProgressBar::make());
+  }
   if (extras && options.enable_model_summary && !has_type<ModelSummary>(own_callbacks_)) {
     own_callbacks_.push_back(ModelSummary::make());
   }
   if (extras && files && options.enable_checkpointing && !given_checkpoint) {
-    own_callbacks_.push_back(ModelCheckpoint::make());
+    own_callbacks_.push_back(default_checkpoint_ = ModelCheckpoint::make());
   }
   callbacks_ = own_callbacks_;
   check_callbacks(callbacks_);
@@ -83,6 +85,9 @@ void Session::connect_callbacks() {
     if (callback == nullptr) fail<ConfigError>(module->name(), "configure_callbacks returned a null pointer.");
     const auto same = [&](const auto& other) { return other->state_key() == callback->state_key(); };
     std::erase_if(callbacks_, same);
+    // What the module brings takes the place of what the trainer added by itself.
+    if (callback->kind() == CallbackKind::kCheckpoint) std::erase(callbacks_, default_checkpoint_);
+    if (callback->kind() == CallbackKind::kProgressBar) std::erase(callbacks_, default_bar_);
     callbacks_.push_back(std::move(callback));
   }
   // Checkpoints see what the others did.

@@ -28,7 +28,8 @@ struct LoopState {
   std::int64_t losses = 0;           ///< Of those, how many had a loss.
   bool skip_update = false;          ///< The open window has nothing to apply.
   WindowWeight weight;               ///< Of the open window.
-  std::int64_t accumulate_grad_batches = 1;
+  std::int64_t accumulate_grad_batches = 1;  ///< Of the open window, or the next.
+  std::int64_t next_accumulate_grad_batches = 1;  ///< Not in checkpoints: the program says.
   double seconds_since_validation = 0;
   std::vector<std::int64_t> optimizer_steps;
 
@@ -39,7 +40,13 @@ struct LoopState {
   bool updated = false;              ///< An optimizer was stepped in this batch.
 
   bool window_open() const { return micro_batches > 0; }
+  /// From the next window on.
+  void set_accumulate_grad_batches(std::int64_t micro_batches_of_a_window) {
+    next_accumulate_grad_batches = micro_batches_of_a_window;
+    if (!window_open()) accumulate_grad_batches = micro_batches_of_a_window;
+  }
   void close_window() {
+    accumulate_grad_batches = next_accumulate_grad_batches;
     micro_batches = 0;
     losses = 0;
     weight = {};

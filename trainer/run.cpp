@@ -1,10 +1,12 @@
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <csignal>
 #include <set>
 
 #include "fulmen/callbacks/model_checkpoint.h"
 #include "fulmen/callbacks/results_table.h"
+#include "fulmen/callbacks/timer.h"
 #include "fulmen/core/support/error.h"
 #include "fulmen/strategies/single_device.h"
 #include "loops/evaluation_loop.h"
@@ -45,6 +47,17 @@ class GlobalSwitches {
   std::unique_ptr<torch::autograd::DetectAnomalyGuard> anomaly_;
 };
 
+/// Module::to(dtype) would convert counters and indices too.
+void convert_floating_point(torch::nn::Module& module, at::ScalarType dtype) {
+  const at::NoGradGuard no_grad;
+  const auto convert = [&](at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_floating_point() || tensor.scalar_type() == dtype) return;
+    tensor.set_data(tensor.to(dtype));
+  };
+  for (auto& parameter : module.parameters()) convert(parameter);
+  for (auto& buffer : module.buffers()) convert(buffer);
+}
+
 template <class Action>
 class Finally {
  public:
@@ -64,9 +77,17 @@ void Session::attempt(const char* what, const Action& action) noexcept {
   try {
     action();
   } catch (const std::exception& error) {
-    log_.error("Trainer: ", what, " failed as well: ", error.what());
+    log_failure(what, error.what());
   } catch (...) {
-    log_.error("Trainer: ", what, " failed as well.");
+    log_failure(what, "an exception that is not a std::exception");
+  }
+}
+
+void Session::log_failure(const char* what, const char* text) noexcept {
+  try {
+    log_.error("Trainer: ", what, " failed as well: ", text);
+  } catch (...) {
+    // The sink itself throws: there is nobody left to tell, and the first error is on its way.
   }
 }
 
@@ -75,6 +96,9 @@ void Session::run(Stage stage, std::shared_ptr<ModuleBase> given, RunSources giv
                   Restore what, const Body& body) {
   if (running_) fail<ConfigError>("Trainer", "a run is going on already; a trainer runs one at a time.");
   if (given == nullptr) fail<ConfigError>("Trainer", to_string(stage), " got a null module.");
+  if (given->has_trainer()) {
+    fail<ConfigError>("Trainer", given->name(), " is in a run of another trainer. Wait for its end, or use a copy.");
+  }
   module = std::move(given);
   sources = std::move(given_sources);
   stage_ = stage;
@@ -84,18 +108,23 @@ void Session::run(Stage stage, std::shared_ptr<ModuleBase> given, RunSources giv
   std::unique_ptr<SignalGuard> signals;
   if (options.signals == SignalHandling::kSaveAndStop) signals = std::make_unique<SignalGuard>();
   GlobalSwitches switches(options);
+  // For the whole run: the default dtype is one for all threads, those that read data among them.
+  DefaultDtypeGuard dtype(options.precision);
+  bool interrupted = false;
   try {
     connect(stage);
     prepare(stage);
     if (!checkpoint.empty()) {
       restored_from_ = find_checkpoint(checkpoint);
-      const bool whole = restored_from_.extension() != ".safetensors";
+      const bool whole = restored_from_.extension() != ".safetensors" ||
+                         (stage == Stage::kFit && what == Restore::kEverything);
       restore(*this, read_checkpoint(restored_from_, whole ? CheckpointParts::kEverything : CheckpointParts::kModelOnly),
               what, restored_from_.string());
     }
     body();
     const char* reason = interruption();
-    if (reason != nullptr) interrupt(reason);
+    interrupted = reason != nullptr;
+    if (interrupted) interrupt(reason);
     end(reason != nullptr ? RunStatus::kInterrupted : RunStatus::kFinished);
   } catch (const std::exception& error) {
     abandon(error);
@@ -105,6 +134,10 @@ void Session::run(Stage stage, std::shared_ptr<ModuleBase> given, RunSources giv
     throw;
   }
   if (signals) signals->deliver();
+  if (interrupted && stage != Stage::kFit) {
+    fail<Interrupted>("Trainer", to_string(stage), " was stopped before its end (", interruption_text_,
+                      "), so there are no results.");
+  }
 }
 
 void Session::connect(Stage stage) {
@@ -115,6 +148,14 @@ void Session::connect(Stage stage) {
   sanity_checking_ = false;
   metrics.begin_run();
   module->attach(this, this);
+  if (stage == Stage::kFit) {
+    // Nothing of an earlier fit is carried over.
+    state = {};
+    optimizers.clear();
+    finished_position.reset();
+    finished_module.reset();
+    module->zero_grad();
+  }
   if (sources.data_module) {
     sources.data_module->attach(module.get());
     if (sources.data_module->dispatch_batch_type() != module->dispatch_batch_type()) {
@@ -122,6 +163,9 @@ void Session::connect(Stage stage) {
     }
   }
   connect_callbacks();
+  if (stage == Stage::kFit) {
+    for (const auto& callback : callbacks_) callback->reset();
+  }
   strategy_ = options.strategy ? options.strategy : SingleDeviceStrategy::make();
   strategy_->setup_environment(*accelerator);
   make_plan(stage);
@@ -141,8 +185,7 @@ void Session::prepare(Stage stage) {
   call_callbacks(HookPoint::kSetup, &Callback::setup, stage);
   hook(HookPoint::kSetup).setup(stage);
   configure_sharded_model();
-  const auto dtype = parameter_dtype(options.precision);
-  if (dtype != at::kFloat) module->to(dtype);
+  convert_floating_point(*module, parameter_dtype(options.precision));
   strategy_->setup(*module, stage);
   parameters_.clear();
   std::set<at::TensorImpl*> seen;
@@ -155,14 +198,19 @@ void Session::prepare(Stage stage) {
 }
 
 void Session::configure_sharded_model() {
+  constexpr std::string_view kHalfDone = "(its configure_sharded_model threw)";
   const auto key = strategy_->key();
   if (module->configured_for() == key) return;
+  if (module->configured_for() == kHalfDone) {
+    fail<ConfigError>("Trainer", module->name(), " is built in part only: its configure_sharded_model threw in an earlier ",
+                      "run. Make a new module.");
+  }
   if (!module->configured_for().empty()) {
     fail<ConfigError>("Trainer", module->name(), " is configured for the strategy \"", module->configured_for(),
                       "\" and cannot be used with \"", key, "\". Make a new module and load the weights into it.");
   }
   const auto context = strategy_->model_sharded_context(*module);
-  DefaultDtypeGuard dtype(options.precision);
+  module->set_configured_for(std::string(kHalfDone));
   hook(HookPoint::kConfigureShardedModel).configure_sharded_model();
   call_callbacks(HookPoint::kOnConfigureShardedModel, &Callback::on_configure_sharded_model);
   module->set_configured_for(key);
@@ -177,17 +225,20 @@ void Session::connect_optimizers() {
   std::map<at::TensorImpl*, std::string> names;
   for (const auto& [name, parameter] : parameters_) names.emplace(parameter.unsafeGetTensorImpl(), name);
   for (std::size_t i = 0; i < optimizers.size(); ++i) {
-    std::int64_t unnamed = 0;
     optimizers[i].optimizer->bind([&](NamedParameter& parameter) {
       const auto it = names.find(parameter.tensor.unsafeGetTensorImpl());
-      parameter.name = it != names.end() ? it->second : "unregistered." + std::to_string(unnamed++);
+      if (it == names.end()) {
+        fail<ConfigError>(module->name(), "optimizer ", i, " (", optimizers[i].optimizer->name(), ") holds a tensor of shape ",
+                          parameter.tensor.sizes(), " that is no parameter of the module, so no checkpoint would hold it. ",
+                          "Register it with register_parameter or register_module.");
+      }
+      parameter.name = it->second;
     });
   }
   strategy_->setup_optimizers(*module, optimizers);
   scaler = needs_grad_scaler(options.precision) ? GradScaler::make() : nullptr;
-  state = {};
   state.optimizer_steps.assign(optimizers.size(), 0);
-  state.accumulate_grad_batches = options.accumulate_grad_batches;
+  state.set_accumulate_grad_batches(options.accumulate_grad_batches);
 }
 
 void Session::check_optimizers() const {
@@ -195,10 +246,11 @@ void Session::check_optimizers() const {
   const bool manual = module->optimization_mode() == OptimizationMode::kManual;
   for (const auto& config : optimizers) {
     if (config.optimizer == nullptr) fail<ConfigError>(name, "configure_optimizers returned a null optimizer.");
-    const bool plain = options.accumulate_grad_batches == 1 && !needs_grad_scaler(options.precision) && optimizers.size() == 1;
+    const bool plain = options.nonfinite_loss != NonFiniteLoss::kSkipStep && options.accumulate_grad_batches == 1 && !needs_grad_scaler(options.precision) && optimizers.size() == 1;
     if (config.optimizer->reevaluates() && !manual && !plain) {
       fail<ConfigError>(name, config.optimizer->name(), " evaluates the loss several times in a step, so it needs ",
-                        "accumulate_grad_batches = 1, a precision other than 16-mixed, and no optimizer beside it.");
+                        "accumulate_grad_batches = 1, a precision other than 16-mixed, no optimizer beside it, and no ",
+                        "NonFiniteLoss::kSkipStep.");
     }
     for (const auto& scheduler : config.schedulers) {
       if (scheduler.scheduler == nullptr) fail<ConfigError>(name, "configure_optimizers returned a null scheduler.");
@@ -214,6 +266,9 @@ void Session::check_optimizers() const {
   if (options.accumulate_grad_batches != 1) {
     fail<ConfigError>(name, "manual optimization accumulates by itself: accumulate_grad_batches must be 1, got ",
                       options.accumulate_grad_batches, ".");
+  }
+  if (options.nonfinite_loss == NonFiniteLoss::kSkipStep) {
+    fail<ConfigError>(name, "manual optimization steps by itself: nonfinite_loss can be kIgnore or kRaise, not kSkipStep.");
   }
   if (options.gradient_clip_val) {
     fail<ConfigError>(name, "manual optimization clips by itself: leave gradient_clip_val unset and call clip_gradients().");
@@ -233,7 +288,11 @@ void Session::make_plan(Stage stage) {
     plan_.max_steps = options.fast_dev_run;
   }
   if (stage != Stage::kFit) return;
-  if (!options.max_epochs && !options.max_steps && !options.max_time && !plan_.fast_dev_run) {
+  const bool timed = std::any_of(callbacks_.begin(), callbacks_.end(), [](const auto& callback) {
+    const auto* timer = dynamic_cast<const Timer*>(callback.get());
+    return timer != nullptr && timer->remaining().has_value();
+  });
+  if (!options.max_epochs && !plan_.max_steps && !timed && !plan_.fast_dev_run) {
     plan_.max_epochs = 1000;
     log_.warning("Trainer: neither max_epochs nor max_steps is set; fit ends after 1000 epochs. max_epochs = -1 means no limit.");
   }
@@ -255,6 +314,7 @@ FitResult Session::fit(std::shared_ptr<ModuleBase> given, RunSources given_sourc
     }
     result.stop_reason = state.stop_reason;
     finished_position = capture_position(*this);
+    finished_module = module;
     fit_loop.reset();
     strategy_->teardown();
     call(HookPoint::kOnFitEnd, &Callback::on_fit_end, &ModuleBase::on_fit_end);
@@ -285,17 +345,27 @@ std::vector<AnyBatch> Session::predict(std::shared_ptr<ModuleBase> given, RunSou
 }
 
 void Session::interrupt(const char* reason) {
-  if (fit_loop == nullptr) return;
   log_.info("Trainer: the run stops: ", reason, ".");
   metrics.discard();
   set_hook(HookPoint::kOnInterrupt);
-  for (const auto& callback : callbacks_) callback->on_interrupt(*this, *module, reason);
+  // One that throws does not keep the others, which may save, from their turn.
+  std::exception_ptr failure;
+  for (const auto& callback : callbacks_) {
+    try {
+      callback->on_interrupt(*this, *module, reason);
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 void Session::abandon(const std::exception& error) noexcept {
   if (!running_) return;  // Everything was torn down; a hook of the teardown threw.
-  if (fit_loop != nullptr) fit_loop->roll_back();
-  set_hook(HookPoint::kOnException);
+  if (fit_loop != nullptr) {
+    attempt("going back to the last boundary of a batch", [&] { fit_loop->roll_back(); });
+  }
+  attempt("the profiler", [&] { set_hook(HookPoint::kOnException); });
   for (const auto& callback : callbacks_) {
     attempt("on_exception of a callback", [&] { callback->on_exception(*this, *module, error); });
   }
@@ -332,14 +402,19 @@ void Session::end(RunStatus status) {
   const auto finalize = [&] {
     for (const auto& logger : loggers_) attempt_each("a logger", [&] { logger->finalize(status); });
   };
-  if (options.profiler) log_.info(options.profiler->describe());
   const Finally detach([this] {
-    set_hook(HookPoint::kOutside);
+    metrics.set_hook(HookPoint::kOutside);
     if (sources.data_module) sources.data_module->attach(nullptr);
     module->attach(nullptr, nullptr);
     sources = {};
     running_ = false;
   });
+  if (options.profiler) {
+    attempt("the profiler", [&] {
+      options.profiler->enter(HookPoint::kOutside);
+      log_.info(options.profiler->describe());
+    });
+  }
   if (status == RunStatus::kFinished) {
     finish();
     finalize();

@@ -169,6 +169,14 @@ std::vector<std::string> find_problems(Session& session, const CheckpointContent
     if (schedulers.size() != session.optimizers[i].schedulers.size()) {
       problems.push_back("optimizer " + std::to_string(i) + " has " + std::to_string(schedulers.size()) +
                          " schedulers there and " + std::to_string(session.optimizers[i].schedulers.size()) + " here");
+      continue;
+    }
+    for (std::size_t j = 0; j < schedulers.size(); ++j) {
+      const auto saved_name = require_string(schedulers[j].as_object(), "name", kWhere);
+      const auto& scheduler = *session.optimizers[i].schedulers[j].scheduler;
+      if (saved_name == scheduler.name()) continue;
+      problems.push_back("scheduler " + std::to_string(j) + " of optimizer " + std::to_string(i) + " is " + saved_name +
+                         " there and " + std::string(scheduler.name()) + " here");
     }
   }
   return problems;
@@ -261,10 +269,12 @@ CheckpointContents capture(Session& session, CheckpointScope scope) {
   if (scope == CheckpointScope::kEverything) {
     const auto* loop = session.fit_loop.get();
     const auto* pinned = loop != nullptr ? loop->pinned_state() : nullptr;
-    if (loop == nullptr && session.finished_position) pinned = &*session.finished_position;
+    if (loop == nullptr && session.finished_position && session.finished_module == session.module) {
+      pinned = &*session.finished_position;
+    }
     if (loop == nullptr && pinned == nullptr) {
-      fail<ConfigError>("Trainer", "save_checkpoint of everything needs a fit that runs or has ended by itself. Use ",
-                        "CheckpointScope::kWeightsOnly.");
+      fail<ConfigError>("Trainer", "save_checkpoint of everything needs a fit of this module that runs, or has ended by ",
+                        "itself. Use CheckpointScope::kWeightsOnly, or a callback's on_interrupt.");
     }
     contents = pinned != nullptr ? *pinned : capture_position(session);
     if (loop != nullptr && !loop->source_can_skip() && session.state.epoch_started && !session.state.epoch_closing) {
@@ -273,6 +283,10 @@ CheckpointContents capture(Session& session, CheckpointScope scope) {
     }
     store_open_gradients(session, contents);
     store_optimizers(session, contents);
+  }
+  // Buffers as they were at the start of a validation that is broken off.
+  for (auto& [name, tensor] : contents.model) {
+    if (model.tensors.contains(name)) model.tensors[name] = tensor;
   }
   contents.model = std::move(model.tensors);
   contents.aliases = std::move(model.aliases);
@@ -301,7 +315,17 @@ void restore(Session& session, CheckpointContents contents, Restore what, const 
     fail<CheckpointError>("Trainer", from, " does not fit this run, and nothing was loaded:", list);
   }
   LoopState loop;
-  if (everything) loop = read_loop(require_object(contents.trainer, "loop", kWhere));
+  if (everything) {
+    loop = read_loop(require_object(contents.trainer, "loop", kWhere));
+    for (const auto* part : {"metrics", "train_data", "callbacks", "callback_extras"}) {
+      require_object(contents.trainer, part, kWhere);
+    }
+    const auto precision = require_string(contents.trainer, "precision", kWhere);
+    if (precision != to_string(session.options.precision)) {
+      session.log().warning("Trainer: the checkpoint was written with precision ", precision, ", now it is ",
+                            to_string(session.options.precision), "; the run goes on with other rounding.");
+    }
+  }
 
   const auto* module_values = contents.trainer.if_contains("module_extra");
   const auto extra = module_values != nullptr ? unstore(module_values->as_object(), "module", contents.rank_state) : StateDict();
@@ -314,6 +338,9 @@ void restore(Session& session, CheckpointContents contents, Restore what, const 
   }
   restore_callbacks(session, contents);
   restore_optimizers(session, contents);
+  // The open window keeps its size, later ones have the program's.
+  if (!loop.window_open()) loop.accumulate_grad_batches = session.options.accumulate_grad_batches;
+  loop.next_accumulate_grad_batches = session.options.accumulate_grad_batches;
   session.state = loop;
   session.state.optimizer_steps.resize(session.optimizers.size());
   restore_gradients(session, contents);

@@ -100,11 +100,7 @@ void Session::set_accumulate_grad_batches(std::int64_t micro_batches) {
   if (micro_batches < 1) {
     fail<ConfigError>("Trainer", "accumulate_grad_batches must be at least 1, got ", micro_batches, ".");
   }
-  if (state.window_open()) {
-    fail<ConfigError>("Trainer", "accumulate_grad_batches cannot change inside a window of micro-batches. Change it at ",
-                      "the start of an epoch.");
-  }
-  state.accumulate_grad_batches = micro_batches;
+  state.set_accumulate_grad_batches(micro_batches);
 }
 
 void Session::manual_backward(const at::Tensor& loss) {
@@ -141,15 +137,17 @@ void Session::automatic_step(Optimizer& optimizer, const Optimizer::Closure& clo
   state.updated = true;
 }
 
-void Session::clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) {
-  if (!value) return;
+at::Tensor Session::clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) {
+  if (!value) return {};
   if (!(*value > 0)) fail<ConfigError>(module->name(), "clip_gradients needs a value greater than 0, got ", *value, ".");
+  if (fit_loop != nullptr) fit_loop->window().unscale_before_clipping(optimizer);
   std::vector<at::Tensor> parameters;
   for (std::size_t group = 0; group < optimizer.group_count(); ++group) {
     for (const auto& parameter : optimizer.parameters(group)) parameters.push_back(parameter.tensor);
   }
-  if (algorithm == ClipAlgorithm::kValue) return strategy_->clip_grad_value(parameters, *value);
-  strategy_->clip_grad_norm(parameters, *value);
+  if (algorithm == ClipAlgorithm::kNorm) return strategy_->clip_grad_norm(parameters, *value);
+  strategy_->clip_grad_value(parameters, *value);
+  return {};
 }
 
 void Session::transfer(BatchView batch, std::int64_t dataloader_idx) {
@@ -230,6 +228,7 @@ std::filesystem::path Session::find_checkpoint(const std::string& text) const {
     const auto* checkpoint = dynamic_cast<const ModelCheckpoint*>(callback.get());
     if (checkpoint == nullptr) continue;
     auto directory = checkpoint->dirpath();
+    if (directory.empty()) continue;
     auto found = read_pointer(directory, text);
     if (!found && checkpoint->options().dirpath.empty()) {
       if (auto sibling = newest_sibling_with(directory, text); !sibling.empty()) found = read_pointer(sibling, text);
@@ -237,7 +236,8 @@ std::filesystem::path Session::find_checkpoint(const std::string& text) const {
     if (found) return *found;
     looked += (looked.empty() ? "" : ", ") + directory.string();
   }
-  fail<CheckpointError>("Trainer", "there is no \"", text, "\" checkpoint", looked.empty() ? "" : " in ", looked,
+  fail<CheckpointError>("Trainer", "there is no \"", text, "\" checkpoint",
+                        looked.empty() ? std::string(": no ModelCheckpoint of this trainer has a folder yet") : " in " + looked,
                         ". Leave .checkpoint empty to start anew, or give a path.");
 }
 

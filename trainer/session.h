@@ -59,7 +59,7 @@ class Session final : public TrainerContext, public ManualOptimization {
   void manual_backward(const at::Tensor& loss) override;
   void manual_step(std::size_t index, const Optimizer::Closure& closure) override;
   void automatic_step(Optimizer& optimizer, const Optimizer::Closure& closure) override;
-  void clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) override;
+  at::Tensor clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) override;
 
   void set_hook(HookPoint point) {
     metrics.set_hook(point);
@@ -94,7 +94,6 @@ class Session final : public TrainerContext, public ManualOptimization {
   /// Runs `body` (one forward or forward and backward) in the precision's context.
   template <class Body>
   auto in_precision(Body body) {
-    DefaultDtypeGuard dtype(options.precision);
     AutocastGuard autocast(strategy_->root_device().type(), options.precision);
     return body();
   }
@@ -124,6 +123,7 @@ class Session final : public TrainerContext, public ManualOptimization {
   std::shared_ptr<Accelerator> accelerator;
   std::optional<CheckpointContents> restoring;  ///< Position that has to be put back when the loop starts.
   std::optional<CheckpointContents> finished_position;  ///< Of the last fit that ended by itself.
+  std::shared_ptr<ModuleBase> finished_module;          ///< What it trained.
   std::unique_ptr<FitLoop> fit_loop;            ///< While fit runs.
   RunPlan plan_;
   bool sanity_checking_ = false;
@@ -146,6 +146,7 @@ class Session final : public TrainerContext, public ManualOptimization {
   void interrupt(const char* reason);
   void end(RunStatus status);
   void abandon(const std::exception& error) noexcept;
+  void log_failure(const char* what, const char* text) noexcept;
   void print_results(Stage stage, const EvalResults& results);
   /// Runs what must not hide the first error, and logs what it throws.
   template <class Action>
@@ -155,6 +156,8 @@ class Session final : public TrainerContext, public ManualOptimization {
   std::shared_ptr<Strategy> strategy_;
   Log log_;
   std::vector<std::shared_ptr<Callback>> own_callbacks_;  ///< Without those that the module brings.
+  std::shared_ptr<Callback> default_checkpoint_;          ///< Among them, if the user gave none.
+  std::shared_ptr<Callback> default_bar_;
   std::vector<std::pair<std::string, at::Tensor>> parameters_;
   std::filesystem::path restored_from_;
   std::string interruption_text_;

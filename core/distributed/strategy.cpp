@@ -37,7 +37,7 @@ void Strategy::finish_gradients(std::span<const at::Tensor> gradients, const Win
     return;
   }
   auto total = weight.tensor + weight.number;
-  for (auto& gradient : list) gradient.div_(total.to(gradient.options()));
+  for (auto& gradient : list) gradient.div_(total);
 }
 
 at::Tensor Strategy::clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm) {

@@ -13,7 +13,10 @@ OptimizerConfigs ModuleBase::configure_optimizers() {
                     "example fulmen::AdamW::make(*this, {.lr = 1e-3}), or {} if nothing is to be optimized.");
 }
 
-void ModuleBase::on_validation_model_zero_grad() { zero_grad(); }
+void ModuleBase::on_validation_model_zero_grad() {
+  // In manual optimization the user decides when gradients are done with.
+  if (optimization_mode() == OptimizationMode::kAutomatic) zero_grad();
+}
 
 void ModuleBase::backward(const at::Tensor& loss, const at::Tensor& gradient) { loss.backward(gradient); }
 
@@ -91,8 +94,8 @@ void ModuleBase::untoggle_optimizer() {
   toggled_.clear();
 }
 
-void ModuleBase::clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) {
-  manual().clip_gradients(optimizer, value, algorithm);
+at::Tensor ModuleBase::clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) {
+  return manual().clip_gradients(optimizer, value, algorithm);
 }
 
 TrainerContext& ModuleBase::trainer() const {

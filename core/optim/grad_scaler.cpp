@@ -119,12 +119,20 @@ bool GradScaler::step(Optimizer& optimizer) {
   return true;
 }
 
+void GradScaler::reopen(const Optimizer& optimizer) {
+  const auto found = found_.find(&optimizer);
+  if (found == found_.end()) return;
+  found_before_.push_back(found->second);
+  found_.erase(found);
+}
+
 void GradScaler::update() {
-  if (!found_.empty()) {
+  if (!found_.empty() || !found_before_.empty()) {
     const at::NoGradGuard no_grad;
     auto found = at::zeros({}, scale_.options());
     for (const auto& [optimizer, value] : found_)
       found = at::maximum(found, value.to(scale_.device()));
+    for (const auto& value : found_before_) found = at::maximum(found, value.to(scale_.device()));
     at::_amp_update_scale_(scale_,
                            growth_tracker_,
                            found,
@@ -137,6 +145,7 @@ void GradScaler::update() {
 
 void GradScaler::new_window() {
   found_.clear();
+  found_before_.clear();
 }
 
 double GradScaler::current_scale() const {

@@ -148,7 +148,7 @@ TEST(Predict, KeepsTheOrderOfADatasetForAnyNumberOfWorkers) {
   }
 }
 
-TEST(Predict, RequestStopReturnsWhatThereIs) {
+TEST(Predict, StoppedBeforeItsEndThrowsInPlaceOfGivingAPart) {
   Trainer trainer(quiet());
   class Stops : public Toy {
    public:
@@ -160,7 +160,9 @@ TEST(Predict, RequestStopReturnsWhatThereIs) {
   };
   auto module = std::make_shared<Stops>();
   module->stop = [&] { trainer.request_stop(); };
-  EXPECT_EQ(trainer.predict(module, singles({1, 2, 3, 4})).size(), 2u);
+  EXPECT_TRUE(contains(message_of<Interrupted>([&] { trainer.predict(module, singles({1, 2, 3, 4})); }),
+                       "predict was stopped before its end"));
+  EXPECT_EQ(trainer.predict(std::make_shared<Toy>(), singles({1, 2, 3, 4})).size(), 4u);
 }
 
 }  // namespace

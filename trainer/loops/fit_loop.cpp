@@ -11,8 +11,7 @@ namespace {
 
 using Kind = ValidationInterval::Kind;
 
-bool is_monitor(CallbackKind kind) { return kind == CallbackKind::kMonitor || kind == CallbackKind::kCheckpoint; }
-bool is_ordinary(CallbackKind kind) { return !is_monitor(kind); }
+bool is_ordinary(CallbackKind kind) { return kind != CallbackKind::kMonitor && kind != CallbackKind::kCheckpoint; }
 
 }  // namespace
 
@@ -137,7 +136,7 @@ bool FitLoop::finished() {
   if (state.stop_reason.empty()) return false;
   if (minimums_met()) return true;
   // Not kept for later: whoever asked asks again if the reason still holds.
-  session_.log().info("Trainer: \"", state.stop_reason, "\" would stop the run, but min_epochs or min_steps is not reached.");
+  session_.log().info_once("Trainer: \"", state.stop_reason, "\" would stop the run, but min_epochs or min_steps is not reached.");
   state.stop_reason.clear();
   return false;
 }
@@ -156,10 +155,11 @@ void FitLoop::start_epoch() {
   if (!state.epoch_done) data_->start({.epoch = order, .batches_to_skip = state.progress.batch_idx});
   session_.plan_.train_batches = data_->size();
   session_.metrics.begin_epoch();
+  pinned_metrics_.reset();
   if (resumed) return;
-  state.epoch_started = true;
   session_.call(HookPoint::kOnTrainEpochStart, &Callback::on_train_epoch_start, &ModuleBase::on_train_epoch_start);
   session_.metrics.commit();
+  state.epoch_started = true;
 }
 
 void FitLoop::run_epoch() {
@@ -167,7 +167,7 @@ void FitLoop::run_epoch() {
   const auto steps_before = state.progress.total_batches;
   start_epoch();
   if (state.validation_pending) run_validation();
-  bool stop = false;
+  bool stop = finished();  // A resumed run may have nothing left but the end of its epoch.
   while (!state.epoch_done && !stop && session_.interruption() == nullptr) {
     window_.open();
     session_.strategy().run_window(window_);
@@ -177,7 +177,7 @@ void FitLoop::run_epoch() {
   data_->stop();
   if (session_.interruption() != nullptr) return;
   if (state.epoch_done && !state.epoch_cut && state.progress.batch_idx == 0 &&
-      state.progress.total_batches == steps_before && !data_->size()) {
+      state.progress.total_batches == steps_before) {
     fail<DataError>("the training loader", "yielded no batch in epoch ", state.progress.epoch,
                     ". A range that can be read only once is empty in its second epoch: use a DataLoader or stream.");
   }
@@ -189,11 +189,14 @@ void FitLoop::end_epoch() {
   const bool complete = state.epoch_done;
   // An epoch that ends before its last batch still gets its validation, unless max_steps cut it off.
   const auto kind = session_.options.val_check_interval.kind();
-  const bool skipped = state.epoch_cut && kind == Kind::kFraction && validation_epoch();
+  const bool by_epoch = kind == Kind::kFraction || kind == Kind::kBatches;
+  const bool skipped = state.epoch_cut && by_epoch && validation_epoch();
   const bool stopped = !complete && !state.stop_reason.empty() && validation_epoch();
-  state.epoch_cut = false;
-  if (session_.plan_.has_validation && (skipped || stopped)) run_validation();
+  const bool fresh = validated_at_ == state.progress.total_batches;
+  const bool due = state.validation_pending || ((skipped || stopped) && !fresh);
+  if (session_.plan_.has_validation && due) run_validation();
   if (session_.interruption() != nullptr) return;
+  state.epoch_cut = false;
 
   // A checkpoint of an epoch that is not complete goes on with its sums.
   if (!complete) pinned_metrics_ = session_.metrics.state_dict();
@@ -208,11 +211,14 @@ void FitLoop::end_epoch() {
   if (complete) step_plateau_schedulers(Interval::kEpoch, state.progress.epoch + 1);
   state.epoch_closing = complete;
   pinned_.reset();
-  session_.call_callbacks_if(point, is_monitor, &Callback::on_train_epoch_end);
+  // Monitors judge whole epochs: of one that was broken off there are no new values of validation.
+  const auto judges = [&](CallbackKind kind_of) {
+    return kind_of == CallbackKind::kCheckpoint || (kind_of == CallbackKind::kMonitor && complete);
+  };
+  session_.call_callbacks_if(point, judges, &Callback::on_train_epoch_end);
   session_.metrics.commit();
   session_.set_hook(HookPoint::kOutside);
   session_.send_to_loggers(session_.metrics.epoch_metrics(MetricPhase::kTrain), session_.logged_step());
-  pinned_metrics_.reset();
   if (!complete) return;
   ++state.progress.epoch;
   state.progress.batch_idx = 0;
@@ -221,6 +227,10 @@ void FitLoop::end_epoch() {
 
 bool FitLoop::validation_epoch() const {
   return (session_.state.progress.epoch + 1) % session_.options.check_val_every_n_epoch == 0;
+}
+
+bool FitLoop::validates_by_steps() const {
+  return session_.plan_.has_validation && session_.options.val_check_interval.kind() == Kind::kSteps;
 }
 
 bool FitLoop::validation_is_due(bool updated) const {
@@ -252,11 +262,15 @@ void FitLoop::run_validation() {
   state.validation_pending = true;
   // A validation that is broken off is run anew as a whole, so what is saved meanwhile is the state at its start.
   pinned_ = capture_position(session_);
+  for (const auto& buffer : session_.module->named_buffers()) {
+    if (buffer.value().defined()) pinned_->model[buffer.key()] = buffer.value().detach().clone();
+  }
   if (!state.window_open()) session_.hook(HookPoint::kOnValidationModelZeroGrad).on_validation_model_zero_grad();
   EvaluationLoop loop(session_, val_sources_, Stage::kValidate);
   loop.on_complete([this] {
     pinned_.reset();
     session_.state.validation_pending = false;
+    validated_at_ = session_.state.progress.total_batches;
     last_validation_ = std::chrono::steady_clock::now();
   });
   loop.run();

@@ -26,6 +26,8 @@ class FitLoop {
   void step_schedulers(bool updated, bool last_batch);
   bool validation_is_due(bool updated) const;
   void run_validation();
+  /// Whether validations are counted in optimizer steps.
+  bool validates_by_steps() const;
   void log_step();
 
   TrainWindow& window() { return window_; }
@@ -65,6 +67,7 @@ class FitLoop {
   std::chrono::steady_clock::time_point last_validation_;
   std::optional<CheckpointContents> pinned_;
   std::optional<StateDict> pinned_metrics_;
+  std::int64_t validated_at_ = -1;  ///< total_batches at the last validation.
   Boundary boundary_;
   bool keeps_boundary_ = false;
 };

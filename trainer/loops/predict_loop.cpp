@@ -58,6 +58,7 @@ std::vector<AnyBatch> run_predict_loop(Session& session) {
   for (std::size_t i = 0; i < sources.size() && session.interruption() == nullptr; ++i) {
     predict_loader(session, *sources[i], static_cast<std::int64_t>(i), outputs);
   }
+  if (session.interruption() != nullptr) return {};
   session.call(HookPoint::kOnPredictEpochEnd, &Callback::on_predict_epoch_end, &ModuleBase::on_predict_epoch_end);
   session.call(HookPoint::kOnPredictEnd, &Callback::on_predict_end, &ModuleBase::on_predict_end);
   return outputs;

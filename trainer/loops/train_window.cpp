@@ -26,16 +26,24 @@ bool TrainWindow::next() {
     return false;
   }
   if (start_batch()) return true;
-  // The rest of the epoch is skipped; a window that is open takes its step with what it holds.
+  cut_epoch();
+  return false;
+}
+
+void TrainWindow::cut_epoch() {
+  auto& state = session_.state;
   data_left_ = false;
-  if (state.window_open()) apply();
-  if (state.updated) ++state.progress.global_step;
   session_.metrics.discard();
+  // A window that is open takes its step with what it holds.
+  if (state.window_open()) apply();
+  session_.metrics.commit();
+  if (state.updated) ++state.progress.global_step;
   close();
   loop_.step_schedulers(state.updated, true);
   state.epoch_done = state.epoch_cut = true;
+  state.validation_pending = state.updated && loop_.validates_by_steps() && loop_.validation_is_due(true);
   state.phase = BatchPhase::kBoundary;
-  return false;
+  if (state.updated) loop_.log_step();
 }
 
 bool TrainWindow::start_batch() {
@@ -59,16 +67,23 @@ void TrainWindow::accumulate(GradSync sync) { run_micro_batch(sync); }
 
 void TrainWindow::step() {
   if (manual()) {
-    scaler_used_ = false;
-    run_training_step();
-    if (scaler_used_) session_.scaler->update();
-    if (output_.loss.defined()) output_.loss = output_.loss.detach();
+    run_manual_batch();
   } else if (session_.optimizers.empty()) {
     run_micro_batch(GradSync::kNow);
   } else {
     apply();
   }
   close();
+}
+
+void TrainWindow::run_manual_batch() {
+  scaler_used_ = false;
+  stepped_.assign(session_.optimizers.size(), false);
+  run_training_step();
+  if (scaler_used_) session_.scaler->update();
+  if (!output_.loss.defined()) return;
+  loss_is_usable();
+  output_.loss = output_.loss.detach();
 }
 
 void TrainWindow::close() {
@@ -111,6 +126,10 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
     if (again) state.close_window();
     if (data_left_ && (again || !evaluated_)) loss = run_micro_batch(GradSync::kNow);
     evaluated_ = true;
+    if (state.losses == 0 && chosen.reevaluates()) {
+      fail<TrainingError>(session_.module->name(), "training_step returned no loss in batch ", batch_idx_, ", but ",
+                          chosen.name(), " evaluates it several times and needs one each time.");
+    }
     if (state.losses == 0) state.skip_update = true;
     if (!state.skip_update) finish_gradients();
   }
@@ -234,7 +253,7 @@ void TrainWindow::add_weight() {
   auto& state = session_.state;
   ++state.losses;
   if (output_.weight_tensor.defined()) {
-    auto weight = output_.weight_tensor.detach().reshape({}).to(at::kDouble);
+    auto weight = output_.weight_tensor.detach().reshape({}).to(output_.loss.scalar_type()).to(at::kDouble);
     state.weight.tensor = state.weight.tensor.defined() ? state.weight.tensor + weight : weight;
     return;
   }
@@ -248,6 +267,8 @@ void TrainWindow::add_weight() {
   } else if (session_.options.window_weighting == WindowWeighting::kRows) {
     weight = static_cast<double>(batch_.view().rows());
   }
+  // Rounded as the seed of backward was: the sum below the fraction is of the weights above it.
+  if (divides() && weight != 1) weight = at::scalar_tensor(weight, output_.loss.scalar_type()).item<double>();
   state.weight.number += weight;
 }
 
@@ -272,7 +293,7 @@ void TrainWindow::finish_gradients() {
 
 bool TrainWindow::gradients_are_finite(Optimizer& optimizer) {
   scaler_used_ = true;
-  session_.scaler->unscale(optimizer);
+  if (!session_.scaler->found_inf(optimizer).defined()) session_.scaler->unscale(optimizer);
   const auto found = session_.scaler->found_inf(optimizer);
   return !found.defined() || found.item<float>() == 0;
 }
@@ -314,21 +335,52 @@ void TrainWindow::manual_backward(const at::Tensor& loss) {
   session_.set_hook(running);
 }
 
+void TrainWindow::unscale(std::size_t index) {
+  auto& optimizer = *session_.optimizers[index].optimizer;
+  // After a step there are new gradients, of the same scale: it is adapted at the end of the batch.
+  if (stepped_[index]) session_.scaler->reopen(optimizer);
+  stepped_[index] = false;
+  scaler_used_ = true;
+  if (!session_.scaler->found_inf(optimizer).defined()) session_.scaler->unscale(optimizer);
+}
+
+void TrainWindow::unscale_before_clipping(const Optimizer& optimizer) {
+  if (!session_.scaler || !manual()) return;
+  for (std::size_t i = 0; i < session_.optimizers.size(); ++i) {
+    if (session_.optimizers[i].optimizer.get() == &optimizer) unscale(i);
+  }
+}
+
 void TrainWindow::manual_step(std::size_t index, const Optimizer::Closure& closure) {
   auto& state = session_.state;
   auto& optimizer = *session_.optimizers[index].optimizer;
   const auto running = session_.metrics.hook();
   bool finite = true;
   if (session_.scaler) {
-    // A second step of an optimizer in one batch is a window of its own for the scaler.
-    if (session_.scaler->found_inf(optimizer).defined()) session_.scaler->update();
+    if (closure) {
+      fail<ConfigError>(session_.module->name(), "step_optimizer(", index, ") got a closure, which makes new gradients ",
+                        "after the old ones were unscaled. Leave it out, or use a precision other than 16-mixed.");
+    }
+    unscale(index);
+    stepped_[index] = true;
     finite = gradients_are_finite(optimizer);
   }
-  if (finite) {
+  const auto before_step = [&] {
     session_.call(HookPoint::kOnBeforeOptimizerStep, &Callback::on_before_optimizer_step,
                   &ModuleBase::on_before_optimizer_step, optimizer);
+  };
+  if (finite) {
     state.phase = BatchPhase::kUpdating;
-    optimizer.step(closure);
+    if (closure) {
+      optimizer.step([&] {
+        auto loss = closure();
+        before_step();  // Gradients are there only now.
+        return loss;
+      });
+    } else {
+      before_step();
+      optimizer.step();
+    }
     state.updated = true;
     ++state.optimizer_steps[index];
   } else {

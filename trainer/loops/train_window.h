@@ -28,10 +28,14 @@ class TrainWindow final : public Window {
   // Of the session's ManualOptimization.
   void manual_backward(const at::Tensor& loss);
   void manual_step(std::size_t index, const Optimizer::Closure& closure);
+  void unscale_before_clipping(const Optimizer& optimizer);
 
  private:
   bool manual() const { return session_.module->optimization_mode() == OptimizationMode::kManual; }
   bool start_batch();
+  void cut_epoch();
+  void run_manual_batch();
+  void unscale(std::size_t optimizer);
   at::Tensor run_micro_batch(GradSync sync);
   void run_training_step();
   void zero_gradients();
@@ -61,6 +65,7 @@ class TrainWindow final : public Window {
   bool closure_called_ = false;
   bool evaluated_ = false;  ///< The micro-batch of this step has been run.
   bool scaler_used_ = false;
+  std::vector<bool> stepped_;  ///< Which optimizers manual optimization stepped in this batch.
   bool data_left_ = true;   ///< False where the window is closed without a further micro-batch.
   std::vector<Optimizer::Closure> closures_;
   at::Tensor watched_;

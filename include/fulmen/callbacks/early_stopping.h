@@ -46,6 +46,8 @@ class EarlyStopping : public Callback {
   std::string state_key() const override;
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
+  void reset() override;
+  /// Asks to stop again if the run that is resumed was about to.
   void on_train_start(Context& context, Module& module) override;
   void on_validation_end(Context& context, Module& module) override;
   void on_train_epoch_end(Context& context, Module& module) override;
@@ -60,6 +62,7 @@ class EarlyStopping : public Callback {
   EarlyStoppingOptions options_;
   std::int64_t wait_count_ = 0;
   std::optional<std::int64_t> stopped_epoch_;
+  std::int64_t stopped_batches_ = -1;  ///< total_batches then.
   std::optional<double> best_score_;
   std::string reason_;
   bool validated_ = false;

@@ -77,6 +77,7 @@ class ModelCheckpoint : public Callback {
   void load_state_dict(const StateDict& state) override;
   bool saves_on_exception() const override { return options_.save_on_exception; }
 
+  void reset() override;
   void setup(Context& context, Module& module, Stage stage) override;
   void on_train_start(Context& context, Module& module) override;
   void on_train_batch_end(Context& context,

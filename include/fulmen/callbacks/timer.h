@@ -39,6 +39,7 @@ class Timer : public Callback {
 
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
+  void reset() override { clocks_ = {}; }
   void on_train_start(Context& context, Module& module) override;
   void on_train_end(Context& context, Module& module) override;
   void on_train_batch_end(Context& context,

@@ -111,7 +111,8 @@ struct TrainerOptions {
   BatchLimit limit_val_batches = {};
   BatchLimit limit_test_batches = {};
   BatchLimit limit_predict_batches = {};
-  /// Trains and validates on the same few batches in a fixed order.
+  /// Trains on the same few batches of the training loader, in the same order each epoch, and validates on as many of
+  /// the validation loader.
   std::optional<BatchLimit> overfit_batches = {};
   /// Greater than 0: this many batches of each stage, one epoch, no files. To see whether a program runs.
   std::int64_t fast_dev_run = 0;

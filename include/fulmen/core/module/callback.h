@@ -32,6 +32,8 @@ class Callback {
   virtual StateDict state_dict() const { return {}; }
   virtual void load_state_dict(const StateDict& /*state*/) {}
 
+  /// Forgets earlier fits. Called first thing in each fit; a checkpoint's state comes after it.
+  virtual void reset() {}
   virtual void setup(Context&, Module&, Stage) {}
   virtual void teardown(Context&, Module&, Stage) {}
   /// Inside the strategy's model_sharded_context(), after the module's configure_sharded_model().
@@ -79,7 +81,8 @@ class Callback {
   virtual void on_predict_batch_end(Context&, Module&, BatchView /*prediction*/, BatchView /*batch*/,
                                     std::int64_t /*batch_idx*/, std::int64_t /*dataloader_idx*/) {}
 
-  /// The run failed. The context's save_checkpoint() writes the state at the last boundary of a batch.
+  /// The run failed. The context's save_checkpoint() writes the state at the last boundary of a batch if a callback
+  /// saves_on_exception(); without one it works outside batches only.
   virtual void on_exception(Context&, Module&, const std::exception&) {}
   /// The run stops at once because of a signal or Trainer::request_stop(); the state can be saved and resumed exactly.
   virtual void on_interrupt(Context&, Module&, std::string_view /*reason*/) {}

@@ -37,7 +37,7 @@ class ManualOptimization {
   virtual void manual_step(std::size_t optimizer, const Optimizer::Closure& closure) = 0;
   /// What ModuleBase::optimizer_step does by default: the closure, then the update unless there is nothing to apply.
   virtual void automatic_step(Optimizer& optimizer, const Optimizer::Closure& closure) = 0;
-  virtual void clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) = 0;
+  virtual at::Tensor clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) = 0;
 
  protected:
   ~ManualOptimization() = default;
@@ -87,7 +87,8 @@ class ModuleBase : public torch::nn::Module {
   /// After the modes were given back.
   virtual void on_validation_model_train() {}
   virtual void on_test_model_train() {}
-  /// Before a validation in fit, unless a window of micro-batches is open. Default: drops all gradients.
+  /// Before a validation in fit, unless a window of micro-batches is open. Default: drops all gradients, but not in
+  /// manual optimization.
   virtual void on_validation_model_zero_grad();
 
   /// `loss` as training_step returned it: neither divided nor scaled.
@@ -122,7 +123,10 @@ class ModuleBase : public torch::nn::Module {
   /// Only parameters of optimizer `index` require gradients until untoggle_optimizer.
   void toggle_optimizer(std::size_t index);
   void untoggle_optimizer();
-  void clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm = ClipAlgorithm::kNorm);
+  /// Clips the gradients of one optimizer, after unscaling them. Returns the norm before that as a tensor that nobody
+  /// has read yet; undefined for kValue or without a value.
+  at::Tensor clip_gradients(Optimizer& optimizer, std::optional<double> value,
+                            ClipAlgorithm algorithm = ClipAlgorithm::kNorm);
 
   /// Throws ConfigError outside a run.
   TrainerContext& trainer() const;

@@ -28,7 +28,7 @@ struct Progress {
   std::int64_t batch_idx = 0;      ///< Completed training batches of this epoch: the index of the one that runs.
   std::int64_t total_batches = 0;  ///< Completed training batches of all epochs.
   std::int64_t global_step = 0;    ///< Optimizer steps taken; one for all optimizers of a batch.
-  std::int64_t skipped_steps = 0;  ///< Updates left out because gradients were not finite (16-mixed).
+  std::int64_t skipped_steps = 0;  ///< Updates left out because gradients or the loss were not finite.
 };
 
 /// What a run was told and found out. Constant while it runs, but for the batch counts.
@@ -67,7 +67,7 @@ class TrainerContext {
   virtual void log_value(std::string_view name, const at::Tensor& value, const LogOptions& options) = 0;
   virtual void log_value(std::string_view name, double value, const LogOptions& options) = 0;
 
-  /// Ends the fit after this batch as Lightning's should_stop does: validation and epoch-end hooks run once, and
+  /// Ends the fit after this window of micro-batches as Lightning's should_stop does: validation and epoch-end hooks run once, and
   /// not before min_epochs and min_steps.
   virtual void stop_training(std::string_view reason) = 0;
   /// Writes a checkpoint directory that must not exist yet. Collective: every rank calls it.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <unordered_map>
+#include <vector>
 
 #include "fulmen/core/optim/optimizer.h"
 #include "fulmen/core/support/state_dict.h"
@@ -41,6 +42,9 @@ class GradScaler {
   /// Unscales if that was not done, then steps unless a gradient is not finite. Returns whether it
   /// stepped. Reads found_inf once. Closures are not supported, since they make new gradients.
   bool step(Optimizer& optimizer);
+  /// Lets an optimizer that was stepped be unscaled and stepped again in this window, for new gradients of the same
+  /// scale. What was found stays noted for update().
+  void reopen(const Optimizer& optimizer);
   /// Adapts the scale to what was found, and ends the window.
   void update();
   /// Ends a window in which no step was taken; the scale stays.
@@ -64,6 +68,7 @@ class GradScaler {
   at::Tensor scale_;           // float32 scalar
   at::Tensor growth_tracker_;  // int32 scalar: updates without overflow since the last growth
   std::unordered_map<const Optimizer*, at::Tensor> found_;
+  std::vector<at::Tensor> found_before_;  // Of steps that were reopened.
 };
 
 }  // namespace fulmen

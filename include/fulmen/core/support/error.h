@@ -37,6 +37,12 @@ class TrainingError : public Error {
   using Error::Error;
 };
 
+/// validate, test or predict was stopped before its end by a signal or request_stop().
+class Interrupted : public Error {
+ public:
+  using Error::Error;
+};
+
 /// Ranks that did not come, disagree, or failed.
 class DistributedError : public Error {
  public:

@@ -34,6 +34,10 @@ class Log {
   void warning(const Parts&... parts) {
     write(LogLevel::kWarning, join(parts...));
   }
+  template <class... Parts>
+  void info_once(const Parts&... parts) {
+    if (auto line = join(parts...); seen_.insert(line).second) write(LogLevel::kInfo, line);
+  }
   /// The same text is written once in the life of this object.
   template <class... Parts>
   void warning_once(const Parts&... parts) {
