@@ -109,7 +109,8 @@ void Session::run(Stage stage, std::shared_ptr<ModuleBase> given, RunSources giv
   if (options.signals == SignalHandling::kSaveAndStop) signals = std::make_unique<SignalGuard>();
   GlobalSwitches switches(options);
   // For the whole run: the default dtype is one for all threads, those that read data among them.
-  DefaultDtypeGuard dtype(options.precision);
+  std::optional<DefaultDtypeGuard> dtype;
+  if (parameter_dtype(options.precision) != at::kFloat) dtype.emplace(options.precision);
   bool interrupted = false;
   try {
     connect(stage);
@@ -185,7 +186,9 @@ void Session::prepare(Stage stage) {
   call_callbacks(HookPoint::kSetup, &Callback::setup, stage);
   hook(HookPoint::kSetup).setup(stage);
   configure_sharded_model();
-  convert_floating_point(*module, parameter_dtype(options.precision));
+  // With float32 a module stays as it is, be it float64.
+  const auto dtype = parameter_dtype(options.precision);
+  if (dtype != at::kFloat) convert_floating_point(*module, dtype);
   strategy_->setup(*module, stage);
   parameters_.clear();
   std::set<at::TensorImpl*> seen;

@@ -94,9 +94,10 @@ TEST(ShardedModel, ThrowLeavesTheContextAndTheDefaultDtype) {
             "no memory for the layer");
   EXPECT_FALSE(strategy->open);
   EXPECT_EQ(at::get_default_dtype(), caffe2::TypeMeta::Make<float>());
-  module->fails = false;
-  trainer.fit(module, singles({1}));
-  EXPECT_EQ(module->w.item<double>(), -1);
+  // The trainer can be used again, the half-built module cannot (SecondFit).
+  auto fresh = std::make_shared<Lazy>(*strategy);
+  trainer.fit(fresh, singles({1}));
+  EXPECT_EQ(fresh->w.item<double>(), -1);
 }
 
 TEST(ShardedModel, OfAnotherStrategyIsRefused) {
