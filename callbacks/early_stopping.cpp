@@ -58,7 +58,8 @@ void EarlyStopping::on_train_start(Context& context, Module&) {
   const bool nothing_since = stopped_batches_ == context.progress().total_batches;
   const bool still_holds = wait_count_ == 0 || wait_count_ >= options_.patience;
   if (!stopped_epoch_ || !nothing_since || !still_holds) return;
-  reason_ = text_of("the run was stopped by ", options_.monitor, " in epoch ", *stopped_epoch_, " already.");
+  reason_ = text_of(
+      "the run was stopped by ", options_.monitor, " in epoch ", *stopped_epoch_, " already.");
   context.stop_training(reason_);
 }
 

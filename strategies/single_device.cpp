@@ -5,7 +5,9 @@
 
 namespace fulmen {
 
-void SingleDeviceStrategy::setup_environment(Accelerator& accelerator) { device_ = accelerator.device(0); }
+void SingleDeviceStrategy::setup_environment(Accelerator& accelerator) {
+  device_ = accelerator.device(0);
+}
 
 void SingleDeviceStrategy::setup(ModuleBase& module, Stage) {
   module.to(device_);

@@ -16,9 +16,12 @@ void Boundary::take(Session& session) {
   gradients.clear();
   for (const auto& [name, parameter] : session.distinct_parameters()) {
     const auto& gradient = parameter.grad();
-    // Outside a window the next step drops gradients anyway; in manual optimization the user decides that.
-    const bool open = session.state.window_open() || session.module->optimization_mode() == OptimizationMode::kManual;
-    gradients.emplace_back(parameter, open && gradient.defined() ? gradient.detach().clone() : at::Tensor());
+    // Outside a window the next step drops gradients anyway; in manual optimization the user
+    // decides that.
+    const bool open = session.state.window_open() ||
+                      session.module->optimization_mode() == OptimizationMode::kManual;
+    gradients.emplace_back(parameter,
+                           open && gradient.defined() ? gradient.detach().clone() : at::Tensor());
   }
 }
 
@@ -27,7 +30,8 @@ void Boundary::put_back(Session& session) const {
   session.state = state;
   session.accelerator->set_random_state(session.strategy().root_device(), random_state);
   for (const auto& [buffer, copy] : buffers) at::Tensor(buffer).copy_(copy);
-  for (const auto& [parameter, gradient] : gradients) at::Tensor(parameter).mutable_grad() = gradient;
+  for (const auto& [parameter, gradient] : gradients)
+    at::Tensor(parameter).mutable_grad() = gradient;
 }
 
 }  // namespace fulmen::detail

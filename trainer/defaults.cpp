@@ -16,8 +16,9 @@ namespace fulmen::detail {
 namespace {
 
 bool has_kind(const std::vector<std::shared_ptr<Callback>>& callbacks, CallbackKind kind) {
-  return std::any_of(callbacks.begin(), callbacks.end(),
-                     [&](const auto& callback) { return callback->kind() == kind; });
+  return std::any_of(callbacks.begin(), callbacks.end(), [&](const auto& callback) {
+    return callback->kind() == kind;
+  });
 }
 
 template <class C>
@@ -33,11 +34,18 @@ void check_callbacks(const std::vector<std::shared_ptr<Callback>>& callbacks) {
   for (const auto& callback : callbacks) {
     if (callback->kind() == CallbackKind::kProgressBar) ++bars;
     if (++keys[callback->state_key()] > 1 && !callback->state_dict().empty()) {
-      fail<ConfigError>("Trainer", "two callbacks store their state as \"", callback->state_key(),
+      fail<ConfigError>("Trainer",
+                        "two callbacks store their state as \"",
+                        callback->state_key(),
                         "\". Override state_key() in one, or leave one out.");
     }
   }
-  if (bars > 1) fail<ConfigError>("Trainer", "there are ", bars, " progress bars; one at most can draw. Leave one out, or set enable_progress_bar = false.");
+  if (bars > 1)
+    fail<ConfigError>(
+        "Trainer",
+        "there are ",
+        bars,
+        " progress bars; one at most can draw. Leave one out, or set enable_progress_bar = false.");
 }
 
 }  // namespace
@@ -57,13 +65,17 @@ void Session::make_default_callbacks() {
   const bool extras = !options.barebones;
   const bool given_checkpoint = has_kind(own_callbacks_, CallbackKind::kCheckpoint);
   if (given_checkpoint && !options.enable_checkpointing) {
-    fail<ConfigError>("TrainerOptions", "enable_checkpointing is false, but callbacks holds a ModelCheckpoint. Give one ",
-                      "of the two.");
+    fail<ConfigError>(
+        "TrainerOptions",
+        "enable_checkpointing is false, but callbacks holds a ModelCheckpoint. Give one ",
+        "of the two.");
   }
   const bool given_bar = has_kind(own_callbacks_, CallbackKind::kProgressBar);
   if (given_bar && !options.enable_progress_bar) {
-    fail<ConfigError>("TrainerOptions", "enable_progress_bar is false, but callbacks holds a progress bar. Give one of ",
-                      "the two.");
+    fail<ConfigError>(
+        "TrainerOptions",
+        "enable_progress_bar is false, but callbacks holds a progress bar. Give one of ",
+        "the two.");
   }
   if (options.max_time) own_callbacks_.push_back(Timer::make({.max_time = *options.max_time}));
   if (extras && options.enable_progress_bar && !given_bar) {
@@ -82,8 +94,11 @@ void Session::make_default_callbacks() {
 void Session::connect_callbacks() {
   callbacks_ = own_callbacks_;
   for (auto& callback : hook(HookPoint::kConfigureCallbacks).configure_callbacks()) {
-    if (callback == nullptr) fail<ConfigError>(module->name(), "configure_callbacks returned a null pointer.");
-    const auto same = [&](const auto& other) { return other->state_key() == callback->state_key(); };
+    if (callback == nullptr)
+      fail<ConfigError>(module->name(), "configure_callbacks returned a null pointer.");
+    const auto same = [&](const auto& other) {
+      return other->state_key() == callback->state_key();
+    };
     std::erase_if(callbacks_, same);
     // What the module brings takes the place of what the trainer added by itself.
     if (callback->kind() == CallbackKind::kCheckpoint) std::erase(callbacks_, default_checkpoint_);
@@ -91,13 +106,15 @@ void Session::connect_callbacks() {
     callbacks_.push_back(std::move(callback));
   }
   // Checkpoints see what the others did.
-  std::stable_partition(callbacks_.begin(), callbacks_.end(),
-                        [](const auto& callback) { return callback->kind() != CallbackKind::kCheckpoint; });
+  std::stable_partition(callbacks_.begin(), callbacks_.end(), [](const auto& callback) {
+    return callback->kind() != CallbackKind::kCheckpoint;
+  });
   check_callbacks(callbacks_);
 }
 
 void Session::print_results(Stage stage, const EvalResults& results) {
-  if (const auto table = format_results_table(stage, results); !table.empty()) std::cout << table << std::endl;
+  if (const auto table = format_results_table(stage, results); !table.empty())
+    std::cout << table << std::endl;
 }
 
 }  // namespace fulmen::detail

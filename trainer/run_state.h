@@ -8,13 +8,16 @@ namespace fulmen::detail {
 
 class Session;
 
-/// Everything of a running or finished fit as a checkpoint. Calls on_save_checkpoint. Tensors are shared, not copied.
+/// Everything of a running or finished fit as a checkpoint. Calls on_save_checkpoint. Tensors are
+/// shared, not copied.
 CheckpointContents capture(Session& session, CheckpointScope scope);
-/// Only what is not parameters or optimizer state, copied: position, metrics, callbacks, random state.
+/// Only what is not parameters or optimizer state, copied: position, metrics, callbacks, random
+/// state.
 CheckpointContents capture_position(Session& session);
 
-/// Puts back weights, optimizers, schedulers, callbacks and data module, and leaves the rest in `session.restoring`.
-/// Everything is checked first: throws CheckpointError that lists all that does not fit, and then nothing is changed.
+/// Puts back weights, optimizers, schedulers, callbacks and data module, and leaves the rest in
+/// `session.restoring`. Everything is checked first: throws CheckpointError that lists all that
+/// does not fit, and then nothing is changed.
 void restore(Session& session, CheckpointContents contents, Restore what, const std::string& from);
 
 // The rest, in the order of the fit loop.

@@ -8,14 +8,17 @@
 #include "fulmen/core/support/error.h"
 #include "loops/evaluation_loop.h"
 #include "loops/fit_loop.h"
+#include "loops/limited_source.h"
 #include "run_state.h"
 #include "signals.h"
 
 namespace fulmen::detail {
 namespace {
 
-/// "last" by the default settings is in the newest run's folder that has one: a new run's own folder is empty.
-std::filesystem::path newest_sibling_with(const std::filesystem::path& directory, const std::string& pointer) {
+/// "last" by the default settings is in the newest run's folder that has one: a new run's own
+/// folder is empty.
+std::filesystem::path newest_sibling_with(const std::filesystem::path& directory,
+                                          const std::string& pointer) {
   const auto version = directory.parent_path();
   std::filesystem::path found;
   std::filesystem::file_time_type newest;
@@ -42,8 +45,10 @@ Session::Session(TrainerOptions given) : options(std::move(given)), log_(options
   if (options.accelerator.object() != nullptr) {
     accelerator = options.accelerator.object();
   } else if (options.accelerator.name() == "cuda") {
-    fail<ConfigError>("TrainerOptions", "accelerator = \"cuda\" needs the library fulmen::cuda, which this build does not ",
-                      "have. Use \"cpu\" or \"auto\".");
+    fail<ConfigError>(
+        "TrainerOptions",
+        "accelerator = \"cuda\" needs the library fulmen::cuda, which this build does not ",
+        "have. Use \"cpu\" or \"auto\".");
   } else {
     accelerator = cpu_accelerator();
   }
@@ -74,7 +79,9 @@ const char* Session::interruption() {
   return interruption_text_.c_str();
 }
 
-void Session::log_value(std::string_view name, const at::Tensor& value, const LogOptions& log_options) {
+void Session::log_value(std::string_view name,
+                        const at::Tensor& value,
+                        const LogOptions& log_options) {
   if (!options.barebones) metrics.log(name, value, log_options);
 }
 
@@ -84,11 +91,15 @@ void Session::log_value(std::string_view name, double value, const LogOptions& l
 
 void Session::save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope) {
   if (module == nullptr) fail<ConfigError>("Trainer", "save_checkpoint was called before any run.");
-  const bool inside = state.phase == BatchPhase::kBeforeUpdate && scope == CheckpointScope::kEverything;
+  const bool inside =
+      state.phase == BatchPhase::kBeforeUpdate && scope == CheckpointScope::kEverything;
   if (state.phase == BatchPhase::kUpdating || inside) {
-    fail<CheckpointError>("Trainer", "a training batch is half done, and from such a state no run can go on. Save in ",
-                          "on_train_batch_end or later. After an exception the checkpoint before stands; ModelCheckpoint's ",
-                          "save_on_exception keeps what is needed to save the state before the batch.");
+    fail<CheckpointError>(
+        "Trainer",
+        "a training batch is half done, and from such a state no run can go on. Save in ",
+        "on_train_batch_end or later. After an exception the checkpoint before stands; "
+        "ModelCheckpoint's ",
+        "save_on_exception keeps what is needed to save the state before the batch.");
   }
   const auto hook_before = metrics.hook();
   const auto contents = capture(*this, scope);
@@ -98,15 +109,18 @@ void Session::save_checkpoint(const std::filesystem::path& directory, Checkpoint
 
 void Session::set_accumulate_grad_batches(std::int64_t micro_batches) {
   if (micro_batches < 1) {
-    fail<ConfigError>("Trainer", "accumulate_grad_batches must be at least 1, got ", micro_batches, ".");
+    fail<ConfigError>(
+        "Trainer", "accumulate_grad_batches must be at least 1, got ", micro_batches, ".");
   }
   state.set_accumulate_grad_batches(micro_batches);
 }
 
 void Session::manual_backward(const at::Tensor& loss) {
-  if (fit_loop == nullptr) fail<ConfigError>(module->name(), "manual_backward works in training_step only.");
+  if (fit_loop == nullptr)
+    fail<ConfigError>(module->name(), "manual_backward works in training_step only.");
   if (module->optimization_mode() != OptimizationMode::kManual) {
-    fail<ConfigError>(module->name(), "manual_backward needs manual optimization: let optimization_mode() return ",
+    fail<ConfigError>(module->name(),
+                      "manual_backward needs manual optimization: let optimization_mode() return ",
                       "OptimizationMode::kManual.");
   }
   fit_loop->window().manual_backward(loss);
@@ -114,10 +128,15 @@ void Session::manual_backward(const at::Tensor& loss) {
 
 void Session::manual_step(std::size_t index, const Optimizer::Closure& closure) {
   if (fit_loop == nullptr || module->optimization_mode() != OptimizationMode::kManual) {
-    fail<ConfigError>(module->name(), "step_optimizer works in training_step under manual optimization only.");
+    fail<ConfigError>(module->name(),
+                      "step_optimizer works in training_step under manual optimization only.");
   }
   if (index >= optimizers.size()) {
-    fail<ConfigError>(module->name(), "step_optimizer(", index, "): configure_optimizers returned ", optimizers.size(),
+    fail<ConfigError>(module->name(),
+                      "step_optimizer(",
+                      index,
+                      "): configure_optimizers returned ",
+                      optimizers.size(),
                       " optimizers.");
   }
   fit_loop->window().manual_step(index, closure);
@@ -137,13 +156,18 @@ void Session::automatic_step(Optimizer& optimizer, const Optimizer::Closure& clo
   state.updated = true;
 }
 
-at::Tensor Session::clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) {
+at::Tensor Session::clip_gradients(Optimizer& optimizer,
+                                   std::optional<double> value,
+                                   ClipAlgorithm algorithm) {
   if (!value) return {};
-  if (!(*value > 0)) fail<ConfigError>(module->name(), "clip_gradients needs a value greater than 0, got ", *value, ".");
+  if (!(*value > 0))
+    fail<ConfigError>(
+        module->name(), "clip_gradients needs a value greater than 0, got ", *value, ".");
   if (fit_loop != nullptr) fit_loop->window().unscale_before_clipping(optimizer);
   std::vector<at::Tensor> parameters;
   for (std::size_t group = 0; group < optimizer.group_count(); ++group) {
-    for (const auto& parameter : optimizer.parameters(group)) parameters.push_back(parameter.tensor);
+    for (const auto& parameter : optimizer.parameters(group))
+      parameters.push_back(parameter.tensor);
   }
   if (algorithm == ClipAlgorithm::kNorm) return strategy_->clip_grad_norm(parameters, *value);
   strategy_->clip_grad_value(parameters, *value);
@@ -193,29 +217,68 @@ std::vector<std::shared_ptr<BatchSource>> Session::eval_sources(Stage stage) {
                                 : module->dispatch_eval_dataloaders(stage);
   }
   if (found.empty() && stage_ != Stage::kFit) {
-    fail<ConfigError>("Trainer", to_string(stage), " got no loader: pass one, or let ", module->name(),
+    fail<ConfigError>("Trainer",
+                      to_string(stage),
+                      " got no loader: pass one, or let ",
+                      module->name(),
                       " or the data module return one.");
   }
   return found;
 }
 
+BatchLimit Session::train_limit() const {
+  if (options.fast_dev_run > 0) return batches(options.fast_dev_run);
+  return options.overfit_batches.value_or(options.limit_train_batches);
+}
+
+std::optional<std::int64_t> Session::estimated_stepping_batches() {
+  if (stage_ != Stage::kFit) {
+    fail<ConfigError>("Trainer", "estimated_stepping_batches is known in fit only.");
+  }
+  const auto running = metrics.hook();
+  early_source_ = train_source();
+  set_hook(running);
+  const auto size = LimitedSource(*early_source_,
+                                  train_limit(),
+                                  "the training loader",
+                                  "limit_train_batches",
+                                  Lookahead::kNo)
+                        .size();
+  std::optional<std::int64_t> steps;
+  if (size && plan_.max_epochs) {
+    const auto window = options.accumulate_grad_batches;
+    steps = (*size + window - 1) / window * *plan_.max_epochs;
+  }
+  if (plan_.max_steps) steps = std::min(steps.value_or(*plan_.max_steps), *plan_.max_steps);
+  return steps;
+}
+
 std::shared_ptr<BatchSource> Session::train_source() {
+  if (early_source_ != nullptr) return std::exchange(early_source_, nullptr);
   auto found = sources.train;
   set_hook(HookPoint::kTrainDataloader);
   if (found == nullptr) {
-    found = sources.data_module ? sources.data_module->dispatch_train_dataloader() : module->dispatch_train_dataloader();
+    found = sources.data_module ? sources.data_module->dispatch_train_dataloader()
+                                : module->dispatch_train_dataloader();
   }
   if (found == nullptr) {
-    fail<ConfigError>("Trainer", "fit got no training loader: pass one, or let ", module->name(),
+    fail<ConfigError>("Trainer",
+                      "fit got no training loader: pass one, or let ",
+                      module->name(),
                       " or the data module return one from train_dataloader().");
   }
   if (found->batch_type() != module->dispatch_batch_type()) {
-    fail<ConfigError>("Trainer", "the training loader yields another batch type than ", module->name(), " takes.");
+    fail<ConfigError>("Trainer",
+                      "the training loader yields another batch type than ",
+                      module->name(),
+                      " takes.");
   }
   return found;
 }
 
-void Session::prepare_source(BatchSource& source) const { source.set_default_seed(loader_seed_); }
+void Session::prepare_source(BatchSource& source) const {
+  source.set_default_seed(loader_seed_);
+}
 
 std::filesystem::path Session::find_checkpoint(const std::string& text) const {
   if (text != "last" && text != "best") {
@@ -231,13 +294,19 @@ std::filesystem::path Session::find_checkpoint(const std::string& text) const {
     if (directory.empty()) continue;
     auto found = read_pointer(directory, text);
     if (!found && checkpoint->options().dirpath.empty()) {
-      if (auto sibling = newest_sibling_with(directory, text); !sibling.empty()) found = read_pointer(sibling, text);
+      if (auto sibling = newest_sibling_with(directory, text); !sibling.empty())
+        found = read_pointer(sibling, text);
     }
     if (found) return *found;
     looked += (looked.empty() ? "" : ", ") + directory.string();
   }
-  fail<CheckpointError>("Trainer", "there is no \"", text, "\" checkpoint",
-                        looked.empty() ? std::string(": no ModelCheckpoint of this trainer has a folder yet") : " in " + looked,
+  fail<CheckpointError>("Trainer",
+                        "there is no \"",
+                        text,
+                        "\" checkpoint",
+                        looked.empty()
+                            ? std::string(": no ModelCheckpoint of this trainer has a folder yet")
+                            : " in " + looked,
                         ". Leave .checkpoint empty to start anew, or give a path.");
 }
 

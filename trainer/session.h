@@ -21,18 +21,25 @@ namespace fulmen::detail {
 
 class FitLoop;
 
-/// All that a Trainer holds between and during runs: what the loops work on, and what callbacks and modules see.
-/// The loops are in loops/, the state of a run in loop_state.h, checkpoints in run_state.h.
+/// All that a Trainer holds between and during runs: what the loops work on, and what callbacks and
+/// modules see. The loops are in loops/, the state of a run in loop_state.h, checkpoints in
+/// run_state.h.
 class Session final : public TrainerContext, public ManualOptimization {
  public:
   explicit Session(TrainerOptions options);
   ~Session();
 
   FitResult fit(std::shared_ptr<ModuleBase> module, RunSources sources, const FitOptions& options);
-  EvalResults evaluate(Stage stage, std::shared_ptr<ModuleBase> module, RunSources sources, const EvalOptions& options);
-  std::vector<AnyBatch> predict(std::shared_ptr<ModuleBase> module, RunSources sources, const EvalOptions& options);
+  EvalResults evaluate(Stage stage,
+                       std::shared_ptr<ModuleBase> module,
+                       RunSources sources,
+                       const EvalOptions& options);
+  std::vector<AnyBatch> predict(std::shared_ptr<ModuleBase> module,
+                                RunSources sources,
+                                const EvalOptions& options);
   void request_stop(std::string reason);
-  /// Why the run has to stop at this boundary of a batch; null: it goes on. Cheap enough for every batch.
+  /// Why the run has to stop at this boundary of a batch; null: it goes on. Cheap enough for every
+  /// batch.
   const char* interruption();
 
   // TrainerContext
@@ -40,15 +47,24 @@ class Session final : public TrainerContext, public ManualOptimization {
   bool sanity_checking() const override { return sanity_checking_; }
   const Progress& progress() const override { return state.progress; }
   const RunPlan& plan() const override { return plan_; }
-  std::optional<double> metric(std::string_view name) const override { return metrics.metric(name); }
-  std::map<std::string, double> callback_metrics() const override { return metrics.callback_metrics(); }
-  std::map<std::string, double> progress_bar_metrics() const override { return metrics.progress_bar_metrics(); }
+  std::optional<double> metric(std::string_view name) const override {
+    return metrics.metric(name);
+  }
+  std::map<std::string, double> callback_metrics() const override {
+    return metrics.callback_metrics();
+  }
+  std::map<std::string, double> progress_bar_metrics() const override {
+    return metrics.progress_bar_metrics();
+  }
   std::map<std::string, double> logged_metrics() const override { return metrics.logged_metrics(); }
-  void log_value(std::string_view name, const at::Tensor& value, const LogOptions& options) override;
+  void log_value(std::string_view name,
+                 const at::Tensor& value,
+                 const LogOptions& options) override;
   void log_value(std::string_view name, double value, const LogOptions& options) override;
   void stop_training(std::string_view reason) override { state.stop_reason = reason; }
   void save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope) override;
   void set_accumulate_grad_batches(std::int64_t micro_batches) override;
+  std::optional<std::int64_t> estimated_stepping_batches() override;
   std::span<const OptimizerConfig> optimizer_configs() const override { return optimizers; }
   std::span<const std::shared_ptr<Logger>> loggers() const override { return loggers_; }
   Strategy& strategy() override { return *strategy_; }
@@ -59,13 +75,16 @@ class Session final : public TrainerContext, public ManualOptimization {
   void manual_backward(const at::Tensor& loss) override;
   void manual_step(std::size_t index, const Optimizer::Closure& closure) override;
   void automatic_step(Optimizer& optimizer, const Optimizer::Closure& closure) override;
-  at::Tensor clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) override;
+  at::Tensor clip_gradients(Optimizer& optimizer,
+                            std::optional<double> value,
+                            ClipAlgorithm algorithm) override;
 
   void set_hook(HookPoint point) {
     metrics.set_hook(point);
     if (options.profiler) options.profiler->enter(point);
   }
-  /// Calls a hook of every callback. Hooks at whose end checkpoints may be written call those last, after the module.
+  /// Calls a hook of every callback. Hooks at whose end checkpoints may be written call those last,
+  /// after the module.
   template <class Hook, class... Args>
   void call_callbacks(HookPoint point, Hook member, Args&&... args) {
     set_hook(point);
@@ -100,16 +119,25 @@ class Session final : public TrainerContext, public ManualOptimization {
   /// Reads metrics from the device and sends them to every logger.
   void send_to_loggers(std::map<std::string, double> values, std::int64_t step);
   /// The step axis of loggers while training.
-  std::int64_t logged_step() const { return std::max<std::int64_t>(state.progress.global_step - 1, 0); }
-  /// The module's parameters, each tensor once under its first name. Fixed from configure_optimizers on.
-  const std::vector<std::pair<std::string, at::Tensor>>& distinct_parameters() const { return parameters_; }
+  std::int64_t logged_step() const {
+    return std::max<std::int64_t>(state.progress.global_step - 1, 0);
+  }
+  /// The module's parameters, each tensor once under its first name. Fixed from
+  /// configure_optimizers on.
+  const std::vector<std::pair<std::string, at::Tensor>>& distinct_parameters() const {
+    return parameters_;
+  }
   /// Where eval loaders of a stage come from: the call, the data module, or the module.
   std::vector<std::shared_ptr<BatchSource>> eval_sources(Stage stage);
   std::shared_ptr<BatchSource> train_source();
+  BatchLimit train_limit() const;
   void prepare_source(BatchSource& source) const;
-  bool evaluates_in_inference_mode() const { return options.inference_mode && stage_ != Stage::kFit; }
+  bool evaluates_in_inference_mode() const {
+    return options.inference_mode && stage_ != Stage::kFit;
+  }
 
-  /// Names the checkpoint that "last", "best" or a path means. Throws CheckpointError if there is none.
+  /// Names the checkpoint that "last", "best" or a path means. Throws CheckpointError if there is
+  /// none.
   std::filesystem::path find_checkpoint(const std::string& text) const;
 
   // The loops' working set. Public within the trainer only: this header is private to its folder.
@@ -121,10 +149,11 @@ class Session final : public TrainerContext, public ManualOptimization {
   LoopState state;
   std::shared_ptr<GradScaler> scaler;  ///< 16-mixed only.
   std::shared_ptr<Accelerator> accelerator;
-  std::optional<CheckpointContents> restoring;  ///< Position that has to be put back when the loop starts.
+  std::optional<CheckpointContents>
+      restoring;  ///< Position that has to be put back when the loop starts.
   std::optional<CheckpointContents> finished_position;  ///< Of the last fit that ended by itself.
   std::shared_ptr<ModuleBase> finished_module;          ///< What it trained.
-  std::unique_ptr<FitLoop> fit_loop;            ///< While fit runs.
+  std::unique_ptr<FitLoop> fit_loop;                    ///< While fit runs.
   RunPlan plan_;
   bool sanity_checking_ = false;
   std::vector<std::shared_ptr<Callback>> callbacks_;  ///< In the order of calls.
@@ -132,8 +161,12 @@ class Session final : public TrainerContext, public ManualOptimization {
 
  private:
   template <class Body>
-  void run(Stage stage, std::shared_ptr<ModuleBase> module, RunSources sources, const std::string& checkpoint,
-           Restore restore, const Body& body);
+  void run(Stage stage,
+           std::shared_ptr<ModuleBase> module,
+           RunSources sources,
+           const std::string& checkpoint,
+           Restore restore,
+           const Body& body);
   void connect(Stage stage);
   void connect_callbacks();
   void make_default_callbacks();
@@ -159,6 +192,7 @@ class Session final : public TrainerContext, public ManualOptimization {
   std::shared_ptr<Callback> default_checkpoint_;          ///< Among them, if the user gave none.
   std::shared_ptr<Callback> default_bar_;
   std::vector<std::pair<std::string, at::Tensor>> parameters_;
+  std::shared_ptr<BatchSource> early_source_;  ///< Asked for before the loop needed it.
   std::filesystem::path restored_from_;
   std::string interruption_text_;
   bool running_ = false;

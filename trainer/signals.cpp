@@ -30,9 +30,11 @@ SignalGuard::SignalGuard() {
   action.sa_handler = fulmen_on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  if (sigaction(SIGINT, &action, &previous_int) != 0 || sigaction(SIGTERM, &action, &previous_term) != 0) {
+  if (sigaction(SIGINT, &action, &previous_int) != 0 ||
+      sigaction(SIGTERM, &action, &previous_term) != 0) {
     guard_exists = false;
-    fail<ConfigError>("Trainer", "signal handlers cannot be installed. Use .signals = SignalHandling::kNone.");
+    fail<ConfigError>("Trainer",
+                      "signal handlers cannot be installed. Use .signals = SignalHandling::kNone.");
   }
 }
 
@@ -40,7 +42,9 @@ SignalGuard::~SignalGuard() {
   if (installed_) restore();
 }
 
-int SignalGuard::received() noexcept { return received_signal.load(std::memory_order_relaxed); }
+int SignalGuard::received() noexcept {
+  return received_signal.load(std::memory_order_relaxed);
+}
 
 void SignalGuard::deliver() {
   if (!installed_) return;

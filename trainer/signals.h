@@ -2,7 +2,8 @@
 
 namespace fulmen::detail {
 
-/// Catches SIGINT and SIGTERM for its lifetime: the first one is remembered, the second acts as if none were caught.
+/// Catches SIGINT and SIGTERM for its lifetime: the first one is remembered, the second acts as if
+/// none were caught.
 class SignalGuard {
  public:
   SignalGuard();

@@ -24,7 +24,10 @@ void Strategy::run_window(Window& window) {
   }
 }
 
-void Strategy::backward(ModuleBase& module, const at::Tensor& loss, const at::Tensor& gradient, GradSync) {
+void Strategy::backward(ModuleBase& module,
+                        const at::Tensor& loss,
+                        const at::Tensor& gradient,
+                        GradSync) {
   module.backward(loss, gradient);
 }
 

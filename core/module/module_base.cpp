@@ -9,8 +9,10 @@
 namespace fulmen {
 
 OptimizerConfigs ModuleBase::configure_optimizers() {
-  fail<ConfigError>(name(), "configure_optimizers is not overridden, and fit needs it. Return an optimizer, for ",
-                    "example fulmen::AdamW::make(*this, {.lr = 1e-3}), or {} if nothing is to be optimized.");
+  fail<ConfigError>(
+      name(),
+      "configure_optimizers is not overridden, and fit needs it. Return an optimizer, for ",
+      "example fulmen::AdamW::make(*this, {.lr = 1e-3}), or {} if nothing is to be optimized.");
 }
 
 void ModuleBase::on_validation_model_zero_grad() {
@@ -18,20 +20,30 @@ void ModuleBase::on_validation_model_zero_grad() {
   if (optimization_mode() == OptimizationMode::kAutomatic) zero_grad();
 }
 
-void ModuleBase::backward(const at::Tensor& loss, const at::Tensor& gradient) { loss.backward(gradient); }
+void ModuleBase::backward(const at::Tensor& loss, const at::Tensor& gradient) {
+  loss.backward(gradient);
+}
 
-void ModuleBase::optimizer_zero_grad(std::int64_t, std::int64_t, Optimizer& optimizer) { optimizer.zero_grad(); }
+void ModuleBase::optimizer_zero_grad(std::int64_t, std::int64_t, Optimizer& optimizer) {
+  optimizer.zero_grad();
+}
 
-void ModuleBase::configure_gradient_clipping(Optimizer& optimizer, std::optional<double> value,
+void ModuleBase::configure_gradient_clipping(Optimizer& optimizer,
+                                             std::optional<double> value,
                                              ClipAlgorithm algorithm) {
   clip_gradients(optimizer, value, algorithm);
 }
 
-void ModuleBase::optimizer_step(std::int64_t, std::int64_t, Optimizer& optimizer, const Optimizer::Closure& closure) {
+void ModuleBase::optimizer_step(std::int64_t,
+                                std::int64_t,
+                                Optimizer& optimizer,
+                                const Optimizer::Closure& closure) {
   manual().automatic_step(optimizer, closure);
 }
 
-void ModuleBase::lr_scheduler_step(LRScheduler& scheduler, std::optional<double> metric) { scheduler.step(metric); }
+void ModuleBase::lr_scheduler_step(LRScheduler& scheduler, std::optional<double> metric) {
+  scheduler.step(metric);
+}
 
 void ModuleBase::log(std::string_view name, const at::Tensor& value, const LogOptions& options) {
   trainer().log_value(name, value, options);
@@ -45,7 +57,9 @@ void ModuleBase::log_dict(const TensorMap& values, const LogOptions& options) {
   for (const auto& [name, value] : values) trainer().log_value(name, value, options);
 }
 
-void ModuleBase::manual_backward(const at::Tensor& loss) { manual().manual_backward(loss); }
+void ModuleBase::manual_backward(const at::Tensor& loss) {
+  manual().manual_backward(loss);
+}
 
 void ModuleBase::step_optimizer(std::size_t index, const Optimizer::Closure& closure) {
   manual().manual_step(index, closure);
@@ -54,7 +68,12 @@ void ModuleBase::step_optimizer(std::size_t index, const Optimizer::Closure& clo
 Optimizer& ModuleBase::optimizer(std::size_t index) {
   auto configs = trainer().optimizer_configs();
   if (index >= configs.size()) {
-    fail<ConfigError>(name(), "optimizer ", index, " does not exist: configure_optimizers returned ", configs.size(), ".");
+    fail<ConfigError>(name(),
+                      "optimizer ",
+                      index,
+                      " does not exist: configure_optimizers returned ",
+                      configs.size(),
+                      ".");
   }
   return *configs[index].optimizer;
 }
@@ -62,7 +81,11 @@ Optimizer& ModuleBase::optimizer(std::size_t index) {
 LRScheduler& ModuleBase::lr_scheduler(std::size_t optimizer, std::size_t index) {
   auto configs = trainer().optimizer_configs();
   if (optimizer >= configs.size() || index >= configs[optimizer].schedulers.size()) {
-    fail<ConfigError>(name(), "scheduler ", index, " of optimizer ", optimizer,
+    fail<ConfigError>(name(),
+                      "scheduler ",
+                      index,
+                      " of optimizer ",
+                      optimizer,
                       " does not exist: configure_optimizers did not return it.");
   }
   return *configs[optimizer].schedulers[index].scheduler;
@@ -70,18 +93,24 @@ LRScheduler& ModuleBase::lr_scheduler(std::size_t optimizer, std::size_t index) 
 
 void ModuleBase::toggle_optimizer(std::size_t index) {
   if (!toggled_.empty()) {
-    fail<ConfigError>(name(), "toggle_optimizer(", index, ") was called while another optimizer is toggled. Call ",
+    fail<ConfigError>(name(),
+                      "toggle_optimizer(",
+                      index,
+                      ") was called while another optimizer is toggled. Call ",
                       "untoggle_optimizer() first.");
   }
   auto& chosen = optimizer(index);
   std::set<at::TensorImpl*> own;
   for (std::size_t group = 0; group < chosen.group_count(); ++group) {
-    for (const auto& parameter : chosen.parameters(group)) own.insert(parameter.tensor.unsafeGetTensorImpl());
+    for (const auto& parameter : chosen.parameters(group))
+      own.insert(parameter.tensor.unsafeGetTensorImpl());
   }
   for (const auto& config : trainer().optimizer_configs()) {
     for (std::size_t group = 0; group < config.optimizer->group_count(); ++group) {
       for (const auto& parameter : config.optimizer->parameters(group)) {
-        if (own.count(parameter.tensor.unsafeGetTensorImpl()) != 0 || !parameter.tensor.requires_grad()) continue;
+        if (own.count(parameter.tensor.unsafeGetTensorImpl()) != 0 ||
+            !parameter.tensor.requires_grad())
+          continue;
         toggled_.emplace_back(parameter.tensor, true);
         parameter.tensor.set_requires_grad(false);
       }
@@ -94,13 +123,17 @@ void ModuleBase::untoggle_optimizer() {
   toggled_.clear();
 }
 
-at::Tensor ModuleBase::clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) {
+at::Tensor ModuleBase::clip_gradients(Optimizer& optimizer,
+                                      std::optional<double> value,
+                                      ClipAlgorithm algorithm) {
   return manual().clip_gradients(optimizer, value, algorithm);
 }
 
 TrainerContext& ModuleBase::trainer() const {
   if (context_ == nullptr) {
-    fail<ConfigError>(name(), "no trainer runs this module. log(), optimizer() and their kin work in hooks of a run only.");
+    fail<ConfigError>(name(),
+                      "no trainer runs this module. log(), optimizer() and their kin work in hooks "
+                      "of a run only.");
   }
   return *context_;
 }

@@ -31,16 +31,21 @@ std::string SimpleProfiler::describe() const {
     total += entries_[i].time;
     if (entries_[i].calls > 0) order.push_back(i);
   }
-  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return entries_[a].time > entries_[b].time; });
+  std::sort(order.begin(), order.end(), [&](auto a, auto b) {
+    return entries_[a].time > entries_[b].time;
+  });
   std::ostringstream text;
-  text << std::left << std::setw(30) << "Hook" << std::right << std::setw(10) << "Calls" << std::setw(14) << "Seconds"
-       << std::setw(9) << "Share";
+  text << std::left << std::setw(30) << "Hook" << std::right << std::setw(10) << "Calls"
+       << std::setw(14) << "Seconds" << std::setw(9) << "Share";
   for (const auto i : order) {
     const auto hook = static_cast<HookPoint>(i);
     const auto share = total.count() > 0 ? 100 * entries_[i].time.count() / total.count() : 0;
-    text << "\n" << std::left << std::setw(30) << (hook == HookPoint::kOutside ? "(trainer and data)" : to_string(hook))
-         << std::right << std::setw(10) << entries_[i].calls << std::setw(14) << std::fixed << std::setprecision(6)
-         << entries_[i].time.count() << std::setw(8) << std::setprecision(1) << share << "%";
+    text << "\n"
+         << std::left << std::setw(30)
+         << (hook == HookPoint::kOutside ? "(trainer and data)" : to_string(hook)) << std::right
+         << std::setw(10) << entries_[i].calls << std::setw(14) << std::fixed
+         << std::setprecision(6) << entries_[i].time.count() << std::setw(8) << std::setprecision(1)
+         << share << "%";
   }
   return text.str();
 }

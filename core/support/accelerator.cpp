@@ -28,8 +28,12 @@ class CpuAccelerator final : public Accelerator {
 
 }  // namespace
 
-std::shared_ptr<Accelerator> cpu_accelerator() { return std::make_shared<CpuAccelerator>(); }
+std::shared_ptr<Accelerator> cpu_accelerator() {
+  return std::make_shared<CpuAccelerator>();
+}
 
-void seed_everything(std::uint64_t seed) { torch::manual_seed(seed); }
+void seed_everything(std::uint64_t seed) {
+  torch::manual_seed(seed);
+}
 
 }  // namespace fulmen

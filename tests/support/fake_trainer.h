@@ -89,6 +89,8 @@ class FakeTrainer : public TrainerContext {
   void stop_training(std::string_view reason) override { stop_reasons.emplace_back(reason); }
   /// Records; writes if `on_save` does.
   void save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope) override;
+  std::optional<std::int64_t> estimated_stepping_batches() override { return stepping_batches; }
+  std::optional<std::int64_t> stepping_batches;
   void set_accumulate_grad_batches(std::int64_t micro_batches) override {
     accumulate.push_back(micro_batches);
   }

@@ -160,7 +160,9 @@ TEST(Predict, StoppedBeforeItsEndThrowsInPlaceOfGivingAPart) {
   };
   auto module = std::make_shared<Stops>();
   module->stop = [&] { trainer.request_stop(); };
-  EXPECT_TRUE(contains(message_of<Interrupted>([&] { trainer.predict(module, singles({1, 2, 3, 4})); }),
+  EXPECT_TRUE(contains(message_of<Interrupted>([&] {
+                         trainer.predict(module, singles({1, 2, 3, 4}));
+                       }),
                        "predict was stopped before its end"));
   EXPECT_EQ(trainer.predict(std::make_shared<Toy>(), singles({1, 2, 3, 4})).size(), 4u);
 }

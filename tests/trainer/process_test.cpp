@@ -1,4 +1,5 @@
-// Real processes that are killed and resumed. The test starts itself again as the program that trains.
+// Real processes that are killed and resumed. The test starts itself again as the program that
+// trains.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -18,10 +19,13 @@ namespace fs = std::filesystem;
 
 constexpr const char* kChild = "--train";
 
-/// Trains in `folder`, resuming if there is something to resume, and leaves the record of the finished run there.
+/// Trains in `folder`, resuming if there is something to resume, and leaves the record of the
+/// finished run there.
 int train(const fs::path& folder, std::chrono::milliseconds pause, std::int64_t save_every) {
   at::set_num_threads(1);
-  ResumableRun run({.folder = folder, .every_n_train_steps = save_every, .signals = SignalHandling::kSaveAndStop},
+  ResumableRun run({.folder = folder,
+                    .every_n_train_steps = save_every,
+                    .signals = SignalHandling::kSaveAndStop},
                    [&](const std::string&) {
                      std::ofstream(folder / "alive", std::ios::app) << ".";
                      std::this_thread::sleep_for(pause);
@@ -38,7 +42,13 @@ pid_t start(const fs::path& folder, std::chrono::milliseconds pause, std::int64_
   const auto pause_text = std::to_string(pause.count());
   const pid_t child = fork();
   if (child == 0) {
-    execl("/proc/self/exe", "train", kChild, folder_text.c_str(), pause_text.c_str(), save_text.c_str(), nullptr);
+    execl("/proc/self/exe",
+          "train",
+          kChild,
+          folder_text.c_str(),
+          pause_text.c_str(),
+          save_text.c_str(),
+          nullptr);
     _exit(127);
   }
   return child;
@@ -48,7 +58,8 @@ pid_t start(const fs::path& folder, std::chrono::milliseconds pause, std::int64_
 void wait_for_calls(pid_t child, const fs::path& folder, std::uintmax_t calls) {
   std::error_code none;
   siginfo_t ended = {};
-  while (waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0) {
+  while (waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         ended.si_pid == 0) {
     if (fs::exists(folder / "alive") && fs::file_size(folder / "alive", none) >= calls) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -97,7 +108,8 @@ void kill_until_done(int signal, std::uintmax_t calls) {
     wait_for_calls(child, folder.path(), calls);
     kill(child, signal);
     const int status = wait_for_end(child);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;  // It was done before the signal came.
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+      continue;  // It was done before the signal came.
     ++killed;
     // As the shell's 128 + signal: whoever waits sees the signal.
     ASSERT_TRUE(WIFSIGNALED(status)) << "exit code " << WEXITSTATUS(status);
@@ -108,11 +120,17 @@ void kill_until_done(int signal, std::uintmax_t calls) {
   EXPECT_EQ(read(folder.path() / "record"), unbroken_record());
 }
 
-TEST(Process, ResumedAfterSigtermsEndsAsTheUnbrokenRun) { kill_until_done(SIGTERM, 9); }
+TEST(Process, ResumedAfterSigtermsEndsAsTheUnbrokenRun) {
+  kill_until_done(SIGTERM, 9);
+}
 
-TEST(Process, ResumedAfterSigintsEndsAsTheUnbrokenRun) { kill_until_done(SIGINT, 14); }
+TEST(Process, ResumedAfterSigintsEndsAsTheUnbrokenRun) {
+  kill_until_done(SIGINT, 14);
+}
 
-TEST(Process, ResumedAfterSigkillsEndsAsTheUnbrokenRun) { kill_until_done(SIGKILL, 25); }
+TEST(Process, ResumedAfterSigkillsEndsAsTheUnbrokenRun) {
+  kill_until_done(SIGKILL, 25);
+}
 
 TEST(Process, SigtermLeavesOneCheckpointOfTheStop) {
   Folder folder;
@@ -133,7 +151,8 @@ TEST(Process, SigtermLeavesOneCheckpointOfTheStop) {
 
 int main(int argc, char** argv) {
   if (argc == 5 && std::string(argv[1]) == fulmen::kChild) {
-    return fulmen::train(argv[2], std::chrono::milliseconds(std::stoi(argv[3])), std::stoi(argv[4]));
+    return fulmen::train(
+        argv[2], std::chrono::milliseconds(std::stoi(argv[3])), std::stoi(argv[4]));
   }
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

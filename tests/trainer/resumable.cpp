@@ -1,7 +1,6 @@
 #include "tests/trainer/resumable.h"
 
 #include <boost/json/serialize.hpp>
-
 #include <cstring>
 #include <thread>
 
@@ -24,7 +23,9 @@ std::string bits(const at::Tensor& tensor) {
   return text;
 }
 
-std::string bits(double value) { return bits(at::scalar_tensor(value, at::kDouble)); }
+std::string bits(double value) {
+  return bits(at::scalar_tensor(value, at::kDouble));
+}
 
 /// Yields (features with noise, index); the noise comes from the generator of (seed, epoch, index).
 struct NoisyDataset {
@@ -32,14 +33,16 @@ struct NoisyDataset {
   std::vector<at::Tensor> get(std::int64_t index, at::Generator generator) const {
     std::this_thread::sleep_for(std::chrono::microseconds(100 * ((index * 7) % 3)));
     auto base = torch::arange(4, torch::kFloat32) * 0.1 + static_cast<double>(index) * 0.3;
-    return {base + 0.1 * torch::randn({4}, generator), torch::tensor(static_cast<float>(index % 3)),
+    return {base + 0.1 * torch::randn({4}, generator),
+            torch::tensor(static_cast<float>(index % 3)),
             torch::tensor(index)};
   }
 };
 
 class Net final : public LightningModule<std::vector<at::Tensor>> {
  public:
-  Net(Probe probe, RunRecord& record, bool manual) : probe_(std::move(probe)), record_(record), manual_(manual) {}
+  Net(Probe probe, RunRecord& record, bool manual)
+      : probe_(std::move(probe)), record_(record), manual_(manual) {}
 
   OptimizationMode optimization_mode() const override {
     return manual_ ? OptimizationMode::kManual : OptimizationMode::kAutomatic;
@@ -60,8 +63,11 @@ class Net final : public LightningModule<std::vector<at::Tensor>> {
   }
   void on_before_backward(const at::Tensor&) override { probe("on_before_backward"); }
   void on_after_backward() override { probe("on_after_backward"); }
-  void on_train_batch_end(const StepOutput& outputs, std::vector<at::Tensor>&, std::int64_t) override {
-    record_.batches.push_back(samples_ + " " + bits(outputs.loss) + " " + bits(optimizer().hyperparameter(0, "lr")));
+  void on_train_batch_end(const StepOutput& outputs,
+                          std::vector<at::Tensor>&,
+                          std::int64_t) override {
+    record_.batches.push_back(samples_ + " " + bits(outputs.loss) + " " +
+                              bits(optimizer().hyperparameter(0, "lr")));
     probe("on_train_batch_end");
   }
   void on_train_epoch_end() override {
@@ -75,7 +81,8 @@ class Net final : public LightningModule<std::vector<at::Tensor>> {
     return {};
   }
   void on_validation_end() override {
-    if (!trainer().sanity_checking()) record_.validations.push_back(bits(*trainer().metric("val_loss")));
+    if (!trainer().sanity_checking())
+      record_.validations.push_back(bits(*trainer().metric("val_loss")));
   }
   OptimizerConfigs configure_optimizers() override {
     auto adam = AdamW::make(*this, {.lr = 0.05});
@@ -119,15 +126,25 @@ class Counter final : public Callback {
  public:
   std::string state_key() const override { return "Counter"; }
   StateDict state_dict() const override {
-    return {.values = {{"batches", batches}, {"validation_batches", validation_batches}, {"epochs", epochs}}, .tensors = {}};
+    return {.values = {{"batches", batches},
+                       {"validation_batches", validation_batches},
+                       {"epochs", epochs}},
+            .tensors = {}};
   }
   void load_state_dict(const StateDict& state) override {
     batches = require_int(state.values, "batches", "Counter");
     validation_batches = require_int(state.values, "validation_batches", "Counter");
     epochs = require_int(state.values, "epochs", "Counter");
   }
-  void on_train_batch_end(Context&, Module&, const StepOutput&, BatchView, std::int64_t) override { ++batches; }
-  void on_validation_batch_end(Context& context, Module&, const StepOutput&, BatchView, std::int64_t, std::int64_t) override {
+  void on_train_batch_end(Context&, Module&, const StepOutput&, BatchView, std::int64_t) override {
+    ++batches;
+  }
+  void on_validation_batch_end(Context& context,
+                               Module&,
+                               const StepOutput&,
+                               BatchView,
+                               std::int64_t,
+                               std::int64_t) override {
     if (!context.sanity_checking()) ++validation_batches;
   }
   void on_train_epoch_end(Context&, Module&) override { ++epochs; }
@@ -141,15 +158,21 @@ std::string describe(const StateDict& state) {
   return text;
 }
 
-std::string describe_end(Trainer& trainer, ModuleBase& module, const Counter& counter, const std::string& optimizer) {
+std::string describe_end(Trainer& trainer,
+                         ModuleBase& module,
+                         const Counter& counter,
+                         const std::string& optimizer) {
   std::string text;
-  for (const auto& [name, tensor] : module_state(module).tensors) text += name + " " + bits(tensor) + "\n";
+  for (const auto& [name, tensor] : module_state(module).tensors)
+    text += name + " " + bits(tensor) + "\n";
   text += "optimizer " + optimizer + "\ncounter " + describe(counter.state_dict());
   const auto& progress = trainer.progress();
-  for (auto value : {progress.epoch, progress.batch_idx, progress.total_batches, progress.global_step}) {
+  for (auto value :
+       {progress.epoch, progress.batch_idx, progress.total_batches, progress.global_step}) {
     text += " " + std::to_string(value);
   }
-  for (const auto& [name, value] : trainer.callback_metrics()) text += "\n" + name + " " + bits(value);
+  for (const auto& [name, value] : trainer.callback_metrics())
+    text += "\n" + name + " " + bits(value);
   return text;
 }
 
@@ -159,7 +182,8 @@ class Keeper final : public Callback {
   void on_train_end(Context& context, Module&) override {
     for (const auto& config : context.optimizer_configs()) {
       optimizer = describe(config.optimizer->state_dict());
-      for (const auto& scheduler : config.schedulers) optimizer += "\n " + describe(scheduler.scheduler->state_dict());
+      for (const auto& scheduler : config.schedulers)
+        optimizer += "\n " + describe(scheduler.scheduler->state_dict());
     }
   }
   std::string optimizer;
@@ -181,28 +205,30 @@ struct ResumableRun::Parts {
   std::unique_ptr<Trainer> trainer;
 };
 
-ResumableRun::ResumableRun(ResumableOptions options, Probe probe) : parts_(std::make_unique<Parts>()) {
+ResumableRun::ResumableRun(ResumableOptions options, Probe probe)
+    : parts_(std::make_unique<Parts>()) {
   auto& parts = *parts_;
   parts.module = std::make_shared<Net>(std::move(probe), parts.record, options.manual);
   parts.checkpoint = ModelCheckpoint::make({.dirpath = options.folder,
                                             .save_top_k = -1,
                                             .save_on_exception = options.save_on_exception,
                                             .every_n_train_steps = options.every_n_train_steps});
-  std::vector<std::shared_ptr<Callback>> callbacks = {parts.counter, parts.keeper, parts.checkpoint};
+  std::vector<std::shared_ptr<Callback>> callbacks = {
+      parts.counter, parts.keeper, parts.checkpoint};
   callbacks.insert(callbacks.end(), options.callbacks.begin(), options.callbacks.end());
-  parts.trainer = std::make_unique<Trainer>(TrainerOptions{
-      .callbacks = callbacks,
-      .loggers = std::vector<std::shared_ptr<Logger>>{},
-      .default_root_dir = options.folder,
-      .enable_progress_bar = false,
-      .enable_model_summary = false,
-      .max_epochs = options.max_epochs,
-      .val_check_interval = options.val_check_interval,
-      .accumulate_grad_batches = options.manual ? 1 : 2,
-      .gradient_clip_val = options.manual ? std::optional<double>() : 1.0,
-      .seed = 7,
-      .signals = options.signals,
-      .log_sink = std::make_shared<Silent>()});
+  parts.trainer = std::make_unique<Trainer>(
+      TrainerOptions{.callbacks = callbacks,
+                     .loggers = std::vector<std::shared_ptr<Logger>>{},
+                     .default_root_dir = options.folder,
+                     .enable_progress_bar = false,
+                     .enable_model_summary = false,
+                     .max_epochs = options.max_epochs,
+                     .val_check_interval = options.val_check_interval,
+                     .accumulate_grad_batches = options.manual ? 1 : 2,
+                     .gradient_clip_val = options.manual ? std::optional<double>() : 1.0,
+                     .seed = 7,
+                     .signals = options.signals,
+                     .log_sink = std::make_shared<Silent>()});
 }
 
 ResumableRun::~ResumableRun() = default;
@@ -211,13 +237,21 @@ FitResult ResumableRun::fit(const std::string& checkpoint, Restore restore) {
   auto& parts = *parts_;
   DataLoader train(NoisyDataset(), {.batch_size = 2, .shuffle = true, .num_workers = 2});
   DataLoader val(NoisyDataset(), {.batch_size = 4});
-  const auto result = parts.trainer->fit(parts.module, train, val, {.checkpoint = checkpoint, .restore = restore});
-  parts.record.end = describe_end(*parts.trainer, *parts.module, *parts.counter, parts.keeper->optimizer);
+  const auto result =
+      parts.trainer->fit(parts.module, train, val, {.checkpoint = checkpoint, .restore = restore});
+  parts.record.end =
+      describe_end(*parts.trainer, *parts.module, *parts.counter, parts.keeper->optimizer);
   return result;
 }
 
-Trainer& ResumableRun::trainer() { return *parts_->trainer; }
-ModelCheckpoint& ResumableRun::checkpoints() { return *parts_->checkpoint; }
-const RunRecord& ResumableRun::record() const { return parts_->record; }
+Trainer& ResumableRun::trainer() {
+  return *parts_->trainer;
+}
+ModelCheckpoint& ResumableRun::checkpoints() {
+  return *parts_->checkpoint;
+}
+const RunRecord& ResumableRun::record() const {
+  return parts_->record;
+}
 
 }  // namespace fulmen

@@ -8,8 +8,9 @@
 
 namespace fulmen {
 
-/// A run in which everything that could be lost by a stop matters: dropout, batch normalization, augmentation, shuffling
-/// in worker threads, accumulation with a tail, step and plateau schedulers, epoch metrics, a callback with state.
+/// A run in which everything that could be lost by a stop matters: dropout, batch normalization,
+/// augmentation, shuffling in worker threads, accumulation with a tail, step and plateau
+/// schedulers, epoch metrics, a callback with state.
 struct ResumableOptions {
   std::filesystem::path folder;
   ValidationInterval val_check_interval = {};
@@ -21,7 +22,8 @@ struct ResumableOptions {
   SignalHandling signals = SignalHandling::kNone;
 };
 
-/// Where the module of a run calls out, so that a test can stop it there: "training_step", "validation_step", ...
+/// Where the module of a run calls out, so that a test can stop it there: "training_step",
+/// "validation_step", ...
 using Probe = std::function<void(const std::string& where)>;
 
 /// Everything a finished run leaves, as text with exact bits.

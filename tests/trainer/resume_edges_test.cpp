@@ -4,7 +4,8 @@
 namespace fulmen {
 namespace {
 
-TrainerOptions with_folder(const TemporaryDirectory& folder, std::int64_t max_epochs,
+TrainerOptions with_folder(const TemporaryDirectory& folder,
+                           std::int64_t max_epochs,
                            ModelCheckpointOptions checkpoint = {}) {
   auto options = quiet(max_epochs);
   options.enable_checkpointing = true;
@@ -30,7 +31,8 @@ TEST(ResumeEdge, WithAValidationDueAtMaxStepsTrainsNoStepMore) {
   auto resumed = std::make_shared<Toy>();
   Trainer second(options());
   for (const auto& checkpoint : list_checkpoints(folder.path())) {
-    second.fit(resumed, singles({1, 2, 4, 8, 16}), singles({1}), {.checkpoint = checkpoint.string()});
+    second.fit(
+        resumed, singles({1, 2, 4, 8, 16}), singles({1}), {.checkpoint = checkpoint.string()});
     EXPECT_EQ(second.progress().global_step, 3) << checkpoint;
     EXPECT_DOUBLE_EQ(resumed->value(), whole->value()) << checkpoint;
   }
@@ -42,7 +44,9 @@ TEST(ResumeEdge, AfterEarlyStoppingStaysStopped) {
     auto options = with_folder(folder, 10);
     options.callbacks.push_back(EarlyStopping::make({.monitor = "val_loss", .patience = patience}));
     auto module = std::make_shared<Toy>();
-    module->eval_step = [](Toy& toy, Batch&, std::int64_t, std::int64_t) { toy.log("val_loss", 1.0); };
+    module->eval_step = [](Toy& toy, Batch&, std::int64_t, std::int64_t) {
+      toy.log("val_loss", 1.0);
+    };
     Trainer trainer(options);
     trainer.fit(module, singles({1}), singles({1}), {.checkpoint = checkpoint});
     return trainer.progress().epoch;
@@ -68,7 +72,10 @@ TEST(ResumeEdge, AfterMaxStepsInsideAnEpochKeepsTheEpochsSums) {
   first.fit(module_that_logs(), singles({1, 2, 3, 4, 10}));
   first.save_checkpoint(folder.path() / "stopped");
   Trainer second(quiet(1));
-  second.fit(module_that_logs(), singles({1, 2, 3, 4, 10}), {}, {.checkpoint = (folder.path() / "stopped").string()});
+  second.fit(module_that_logs(),
+             singles({1, 2, 3, 4, 10}),
+             {},
+             {.checkpoint = (folder.path() / "stopped").string()});
   EXPECT_DOUBLE_EQ(second.callback_metrics().at("x"), 4);
 }
 
@@ -95,10 +102,12 @@ TEST(ResumeEdge, InsideAValidationHasTheBuffersOfItsStart) {
     module->stop = [&] {
       if (!trainer.context().sanity_checking()) trainer.request_stop();
     };
-    EXPECT_EQ(trainer.fit(module, singles({1}), singles({1, 1, 1})).status, RunStatus::kInterrupted);
+    EXPECT_EQ(trainer.fit(module, singles({1}), singles({1, 1, 1})).status,
+              RunStatus::kInterrupted);
   }
   Trainer trainer(with_folder(folder, 1));
-  trainer.fit(std::make_shared<Accuracy>(), singles({1}), singles({1, 1, 1}), {.checkpoint = "last"});
+  trainer.fit(
+      std::make_shared<Accuracy>(), singles({1}), singles({1, 1, 1}), {.checkpoint = "last"});
   EXPECT_DOUBLE_EQ(trainer.callback_metrics().at("seen_batches"), 3);
 }
 
@@ -162,9 +171,9 @@ TEST(ResumeEdge, WithAnotherSchedulerChangesNothing) {
   Trainer(with_folder(folder, 1)).fit(scheduled(true), singles({1}));
   auto module = scheduled(false);
   Trainer trainer(with_folder(folder, 2));
-  EXPECT_TRUE(contains(
-      message_of<CheckpointError>([&] { trainer.fit(module, singles({1}), {}, {.checkpoint = "last"}); }),
-      "scheduler 0 of optimizer 0 is StepLR there and ExponentialLR here"));
+  EXPECT_TRUE(contains(message_of<CheckpointError>(
+                           [&] { trainer.fit(module, singles({1}), {}, {.checkpoint = "last"}); }),
+                       "scheduler 0 of optimizer 0 is StepLR there and ExponentialLR here"));
   EXPECT_DOUBLE_EQ(module->value(), 0);
 }
 

@@ -23,7 +23,9 @@ class TemporaryFolder {
 };
 
 /// Something a fresh process would not have: what is not restored shows.
-void disturb_process() { torch::manual_seed(12345); }
+void disturb_process() {
+  torch::manual_seed(12345);
+}
 
 struct Outcome {
   RunRecord record;
@@ -40,8 +42,12 @@ Outcome unbroken(ResumableOptions options) {
   return outcome;
 }
 
-/// The broken run's record up to where the resumed one began, then the resumed one's, must be the unbroken one's.
-void expect_same(const RunRecord& whole, const RunRecord& before, const RunRecord& after, const std::string& what) {
+/// The broken run's record up to where the resumed one began, then the resumed one's, must be the
+/// unbroken one's.
+void expect_same(const RunRecord& whole,
+                 const RunRecord& before,
+                 const RunRecord& after,
+                 const std::string& what) {
   EXPECT_EQ(whole.end, after.end) << what;
   const auto tail = [](const std::vector<std::string>& all, std::size_t n) {
     return std::vector<std::string>(all.end() - static_cast<std::ptrdiff_t>(n), all.end());
@@ -74,11 +80,13 @@ bool stop_and_resume(const ResumableOptions& base, How how, int stop_at, const O
   trainer = &broken.trainer();
   disturb_process();
   try {
-    if (broken.fit().status == RunStatus::kFinished && how == How::kRequestStop) return calls > stop_at;
+    if (broken.fit().status == RunStatus::kFinished && how == How::kRequestStop)
+      return calls > stop_at;
   } catch (const std::runtime_error& error) {
     EXPECT_STREQ(error.what(), "stopped by the test");
   }
-  const std::string what = (how == How::kException ? "exception in " : "stop in ") + where + ", call " + std::to_string(stop_at);
+  const std::string what = (how == How::kException ? "exception in " : "stop in ") + where +
+                           ", call " + std::to_string(stop_at);
   disturb_process();
   ResumableRun resumed(options);
   const bool saved = fs::exists(folder.path() / "last");
@@ -101,13 +109,17 @@ void stop_everywhere(const ResumableOptions& base, How how) {
   }
 }
 
-TEST(Resume, EqualsTheUnbrokenRunAfterAStopInAnyHook) { stop_everywhere({}, How::kRequestStop); }
+TEST(Resume, EqualsTheUnbrokenRunAfterAStopInAnyHook) {
+  stop_everywhere({}, How::kRequestStop);
+}
 
 TEST(Resume, EqualsTheUnbrokenRunAfterAStopWithValidationInsideWindows) {
   stop_everywhere({.folder = {}, .val_check_interval = every_n_batches(1)}, How::kRequestStop);
 }
 
-TEST(Resume, EqualsTheUnbrokenRunAfterAnExceptionInAnyHook) { stop_everywhere({}, How::kException); }
+TEST(Resume, EqualsTheUnbrokenRunAfterAnExceptionInAnyHook) {
+  stop_everywhere({}, How::kException);
+}
 
 TEST(Resume, EqualsTheUnbrokenRunAfterAnExceptionWithValidationInsideWindows) {
   stop_everywhere({.folder = {}, .val_check_interval = every_fraction(0.5)}, How::kException);
@@ -136,14 +148,17 @@ void resume_from_every_checkpoint(ResumableOptions options) {
   }
 }
 
-TEST(Resume, EqualsTheUnbrokenRunFromEveryCheckpointOfAnEpoch) { resume_from_every_checkpoint({}); }
+TEST(Resume, EqualsTheUnbrokenRunFromEveryCheckpointOfAnEpoch) {
+  resume_from_every_checkpoint({});
+}
 
 TEST(Resume, EqualsTheUnbrokenRunFromEveryCheckpointOfAStep) {
   resume_from_every_checkpoint({.folder = {}, .every_n_train_steps = 1});
 }
 
 TEST(Resume, EqualsTheUnbrokenRunFromEveryCheckpointOfAStepWithValidationBetween) {
-  resume_from_every_checkpoint({.folder = {}, .val_check_interval = every_n_steps(2), .every_n_train_steps = 1});
+  resume_from_every_checkpoint(
+      {.folder = {}, .val_check_interval = every_n_steps(2), .every_n_train_steps = 1});
 }
 
 TEST(Resume, GoesOnWithMoreEpochs) {

@@ -3,6 +3,31 @@
 namespace fulmen {
 namespace {
 
+std::optional<std::int64_t> stepping_batches(const TrainerOptions& options) {
+  std::optional<std::int64_t> result;
+  auto module = std::make_shared<Toy>();
+  module->optimizers = [&](Toy& toy) -> OptimizerConfigs {
+    result = toy.trainer().estimated_stepping_batches();
+    return SGD::make(toy, {.lr = 1});
+  };
+  Trainer trainer(options);
+  trainer.fit(module, singles({1, 2, 3, 4, 5}));
+  if (result) EXPECT_EQ(trainer.progress().global_step, *result);
+  return result;
+}
+
+TEST(EstimatedSteppingBatches, AreTheStepsThatTheFitTakes) {
+  auto options = quiet(3);
+  EXPECT_EQ(stepping_batches(options), 15);
+  options.accumulate_grad_batches = 2;
+  EXPECT_EQ(stepping_batches(options), 9);
+  options.max_steps = 4;
+  EXPECT_EQ(stepping_batches(options), 4);
+  options.max_steps.reset();
+  options.limit_train_batches = batches(2);
+  EXPECT_EQ(stepping_batches(options), 3);
+}
+
 TEST(RunLength, NoLimitMeansThousandEpochsAndAWarning) {
   auto sink = std::make_shared<CapturingSink>();
   auto options = quiet(1, sink);

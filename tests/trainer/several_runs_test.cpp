@@ -7,7 +7,8 @@ namespace {
 /// Validation losses as given, one for each epoch.
 std::shared_ptr<Toy> with_val_losses(std::vector<double> losses) {
   auto module = std::make_shared<Toy>();
-  module->eval_step = [losses, epoch = std::size_t{0}](Toy& toy, Batch&, std::int64_t, std::int64_t) mutable {
+  module->eval_step = [losses, epoch = std::size_t{0}](
+                          Toy& toy, Batch&, std::int64_t, std::int64_t) mutable {
     if (!toy.trainer().sanity_checking()) toy.log("val_loss", losses.at(epoch++));
   };
   return module;
@@ -61,8 +62,9 @@ TEST(SaveCheckpoint, OfEverythingNeedsAFitOfThisModule) {
   trainer.save_checkpoint(folder.path() / "after-fit");
   EXPECT_TRUE(is_checkpoint(folder.path() / "after-fit"));
   trainer.validate(std::make_shared<Toy>(), singles({1}), {.checkpoint = {}, .verbose = false});
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.save_checkpoint(folder.path() / "mixed"); }),
-                       "needs a fit of this module"));
+  EXPECT_TRUE(
+      contains(message_of<ConfigError>([&] { trainer.save_checkpoint(folder.path() / "mixed"); }),
+               "needs a fit of this module"));
   EXPECT_FALSE(std::filesystem::exists(folder.path() / "mixed"));
 }
 
@@ -91,13 +93,16 @@ TEST(Module, WhoseConfigureShardedModelThrewIsRefusedByName) {
   Trainer trainer(quiet(1));
   auto module = std::make_shared<Broken>();
   EXPECT_THROW(trainer.fit(module, singles({1})), std::runtime_error);
-  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.fit(module, singles({1})); }), "Make a new module"));
+  EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.fit(module, singles({1})); }),
+                       "Make a new module"));
 }
 
 TEST(Optimizers, WithATensorThatIsNoParameterAreRefused) {
   auto module = std::make_shared<Toy>();
   auto stray = torch::zeros({3}, torch::requires_grad());
-  module->optimizers = [&](Toy& toy) { return OptimizerConfigs(SGD::make({toy.w, stray}, {.lr = 1})); };
+  module->optimizers = [&](Toy& toy) {
+    return OptimizerConfigs(SGD::make({toy.w, stray}, {.lr = 1}));
+  };
   Trainer trainer(quiet(1));
   EXPECT_TRUE(contains(message_of<ConfigError>([&] { trainer.fit(module, singles({1})); }),
                        "holds a tensor of shape [3] that is no parameter of the module"));
@@ -124,7 +129,9 @@ TEST(Precision, LeavesIntegerBuffersAlone) {
 TEST(Precision, OfTheDefaultDtypeHoldsForWorkersTooAndIsPutBack) {
   struct Noise {
     std::int64_t size() const { return 64; }
-    Batch get(std::int64_t, at::Generator generator) const { return {{torch::randn({1}, generator)}}; }
+    Batch get(std::int64_t, at::Generator generator) const {
+      return {{torch::randn({1}, generator)}};
+    }
   };
   const auto values = [](int workers) {
     auto options = quiet(1);
@@ -135,7 +142,8 @@ TEST(Precision, OfTheDefaultDtypeHoldsForWorkersTooAndIsPutBack) {
       seen.push_back(batch.tensors[0].sum().item<double>());
       return toy.loss(batch);
     };
-    Trainer(options).fit(module, DataLoader(Noise(), {.batch_size = 1, .num_workers = workers, .seed = 3}));
+    Trainer(options).fit(module,
+                         DataLoader(Noise(), {.batch_size = 1, .num_workers = workers, .seed = 3}));
     return seen;
   };
   EXPECT_EQ(values(0), values(3));

@@ -18,8 +18,10 @@ struct EvaluationLoop::Hooks {
   OnModule model_train;
   Pair start, epoch_start, epoch_end, end;
   HookPoint step_point, batch_start_point, batch_end_point;
-  void (Callback::*batch_start)(TrainerContext&, ModuleBase&, BatchView, std::int64_t, std::int64_t);
-  void (Callback::*batch_end)(TrainerContext&, ModuleBase&, const StepOutput&, BatchView, std::int64_t, std::int64_t);
+  void (Callback::*batch_start)(
+      TrainerContext&, ModuleBase&, BatchView, std::int64_t, std::int64_t);
+  void (Callback::*batch_end)(
+      TrainerContext&, ModuleBase&, const StepOutput&, BatchView, std::int64_t, std::int64_t);
   StepOutput (ModuleBase::*step)(BatchView, std::int64_t, std::int64_t);
   BatchLimit TrainerOptions::*limit;
   const char* limit_name;
@@ -31,12 +33,18 @@ const EvaluationLoop::Hooks& EvaluationLoop::hooks() const {
       .model_eval = &ModuleBase::on_validation_model_eval,
       .train_point = HookPoint::kOnValidationModelTrain,
       .model_train = &ModuleBase::on_validation_model_train,
-      .start = {HookPoint::kOnValidationStart, &Callback::on_validation_start, &ModuleBase::on_validation_start},
-      .epoch_start = {HookPoint::kOnValidationEpochStart, &Callback::on_validation_epoch_start,
+      .start = {HookPoint::kOnValidationStart,
+                &Callback::on_validation_start,
+                &ModuleBase::on_validation_start},
+      .epoch_start = {HookPoint::kOnValidationEpochStart,
+                      &Callback::on_validation_epoch_start,
                       &ModuleBase::on_validation_epoch_start},
-      .epoch_end = {HookPoint::kOnValidationEpochEnd, &Callback::on_validation_epoch_end,
+      .epoch_end = {HookPoint::kOnValidationEpochEnd,
+                    &Callback::on_validation_epoch_end,
                     &ModuleBase::on_validation_epoch_end},
-      .end = {HookPoint::kOnValidationEnd, &Callback::on_validation_end, &ModuleBase::on_validation_end},
+      .end = {HookPoint::kOnValidationEnd,
+              &Callback::on_validation_end,
+              &ModuleBase::on_validation_end},
       .step_point = HookPoint::kValidationStep,
       .batch_start_point = HookPoint::kOnValidationBatchStart,
       .batch_end_point = HookPoint::kOnValidationBatchEnd,
@@ -52,8 +60,12 @@ const EvaluationLoop::Hooks& EvaluationLoop::hooks() const {
       .train_point = HookPoint::kOnTestModelTrain,
       .model_train = &ModuleBase::on_test_model_train,
       .start = {HookPoint::kOnTestStart, &Callback::on_test_start, &ModuleBase::on_test_start},
-      .epoch_start = {HookPoint::kOnTestEpochStart, &Callback::on_test_epoch_start, &ModuleBase::on_test_epoch_start},
-      .epoch_end = {HookPoint::kOnTestEpochEnd, &Callback::on_test_epoch_end, &ModuleBase::on_test_epoch_end},
+      .epoch_start = {HookPoint::kOnTestEpochStart,
+                      &Callback::on_test_epoch_start,
+                      &ModuleBase::on_test_epoch_start},
+      .epoch_end = {HookPoint::kOnTestEpochEnd,
+                    &Callback::on_test_epoch_end,
+                    &ModuleBase::on_test_epoch_end},
       .end = {HookPoint::kOnTestEnd, &Callback::on_test_end, &ModuleBase::on_test_end},
       .step_point = HookPoint::kTestStep,
       .batch_start_point = HookPoint::kOnTestBatchStart,
@@ -67,7 +79,9 @@ const EvaluationLoop::Hooks& EvaluationLoop::hooks() const {
   return stage_ == Stage::kTest ? kTest : kValidation;
 }
 
-EvaluationLoop::EvaluationLoop(Session& session, std::vector<std::shared_ptr<BatchSource>> sources, Stage stage)
+EvaluationLoop::EvaluationLoop(Session& session,
+                               std::vector<std::shared_ptr<BatchSource>> sources,
+                               Stage stage)
     : session_(session), sources_(std::move(sources)), stage_(stage) {}
 
 MetricPhase EvaluationLoop::phase() const {
@@ -96,7 +110,8 @@ void EvaluationLoop::run() {
   {
     ModeGuard modes(*session_.module);
     (session_.hook(hook.eval_point).*hook.model_eval)();
-    // Gradients are off; in a fit the outputs may still meet those of training, so they are not inference tensors.
+    // Gradients are off; in a fit the outputs may still meet those of training, so they are not
+    // inference tensors.
     c10::InferenceMode inference(session_.evaluates_in_inference_mode());
     at::NoGradGuard no_grad;
     metrics.begin_phase(phase());
@@ -122,7 +137,8 @@ void EvaluationLoop::run() {
 void EvaluationLoop::finish() {
   const auto& end = hooks().end;
   if (!session_.sanity_checking()) {
-    const auto step = session_.stage() == Stage::kFit ? session_.logged_step() : session_.state.progress.global_step;
+    const auto step = session_.stage() == Stage::kFit ? session_.logged_step()
+                                                      : session_.state.progress.global_step;
     session_.send_to_loggers(session_.metrics.epoch_metrics(phase()), step);
   }
   if (on_complete_) on_complete_();
@@ -139,10 +155,16 @@ std::vector<LimitedSource> EvaluationLoop::limited_sources() {
   sizes.clear();
   for (std::size_t i = 0; i < sources_.size(); ++i) {
     session_.prepare_source(*sources_[i]);
-    const std::string what = (stage_ == Stage::kTest ? "the test loader " : "the validation loader ") + std::to_string(i);
+    const std::string what =
+        (stage_ == Stage::kTest ? "the test loader " : "the validation loader ") +
+        std::to_string(i);
     const LimitedSource whole(*sources_[i], limit(), what, hooks().limit_name, Lookahead::kNo);
     whole.require_batches();
-    loaders.emplace_back(*sources_[i], few_ ? few_batches(whole) : limit(), what, hooks().limit_name, Lookahead::kNo);
+    loaders.emplace_back(*sources_[i],
+                         few_ ? few_batches(whole) : limit(),
+                         what,
+                         hooks().limit_name,
+                         Lookahead::kNo);
     sizes.push_back(loaders.back().size());
   }
   return loaders;
@@ -168,28 +190,37 @@ bool EvaluationLoop::run_batches(std::vector<LimitedSource>& loaders) {
   return true;
 }
 
-void EvaluationLoop::run_batch(BatchView batch, std::int64_t batch_idx, std::int64_t dataloader_idx) {
+void EvaluationLoop::run_batch(BatchView batch,
+                               std::int64_t batch_idx,
+                               std::int64_t dataloader_idx) {
   const auto& hook = hooks();
   auto& metrics = session_.metrics;
   metrics.set_batch(batch, dataloader_idx, static_cast<std::int64_t>(sources_.size()));
-  session_.call_callbacks(hook.batch_start_point, hook.batch_start, batch, batch_idx, dataloader_idx);
-  session_.hook(hook.batch_start_point).dispatch_eval_batch_start(stage_, batch, batch_idx, dataloader_idx);
+  session_.call_callbacks(
+      hook.batch_start_point, hook.batch_start, batch, batch_idx, dataloader_idx);
+  session_.hook(hook.batch_start_point)
+      .dispatch_eval_batch_start(stage_, batch, batch_idx, dataloader_idx);
   auto& module = session_.hook(hook.step_point);
   const auto output =
       session_.in_precision([&] { return (module.*hook.step)(batch, batch_idx, dataloader_idx); });
-  session_.call_callbacks(hook.batch_end_point, hook.batch_end, output, batch, batch_idx, dataloader_idx);
-  session_.hook(hook.batch_end_point).dispatch_eval_batch_end(stage_, output, batch, batch_idx, dataloader_idx);
+  session_.call_callbacks(
+      hook.batch_end_point, hook.batch_end, output, batch, batch_idx, dataloader_idx);
+  session_.hook(hook.batch_end_point)
+      .dispatch_eval_batch_end(stage_, output, batch, batch_idx, dataloader_idx);
   metrics.commit();
   if (session_.sanity_checking() || !metrics.has_step_logger_metrics(phase())) return;
   session_.send_to_loggers(metrics.step_metrics(phase()), batch_idx);
 }
 
-ModeGuard::ModeGuard(torch::nn::Module& module) : root_(module), root_training_(module.is_training()) {
-  for (const auto& child : module.modules(/*include_self=*/false)) children_.emplace_back(child, child->is_training());
+ModeGuard::ModeGuard(torch::nn::Module& module)
+    : root_(module), root_training_(module.is_training()) {
+  for (const auto& child : module.modules(/*include_self=*/false))
+    children_.emplace_back(child, child->is_training());
 }
 
 ModeGuard::~ModeGuard() {
-  // train() of a module reaches its children too, so outer ones come first and inner ones have the last word.
+  // train() of a module reaches its children too, so outer ones come first and inner ones have the
+  // last word.
   root_.train(root_training_);
   for (auto& [child, training] : children_) child->train(training);
 }

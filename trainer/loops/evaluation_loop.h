@@ -10,7 +10,8 @@
 
 namespace fulmen::detail {
 
-/// validate and test, and the validations of a fit: every loader in turn, all hooks, in eval mode without gradients.
+/// validate and test, and the validations of a fit: every loader in turn, all hooks, in eval mode
+/// without gradients.
 class EvaluationLoop {
  public:
   EvaluationLoop(Session& session, std::vector<std::shared_ptr<BatchSource>> sources, Stage stage);

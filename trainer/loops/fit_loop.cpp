@@ -11,12 +11,16 @@ namespace {
 
 using Kind = ValidationInterval::Kind;
 
-bool is_ordinary(CallbackKind kind) { return kind != CallbackKind::kMonitor && kind != CallbackKind::kCheckpoint; }
+bool is_ordinary(CallbackKind kind) {
+  return kind != CallbackKind::kMonitor && kind != CallbackKind::kCheckpoint;
+}
 
 }  // namespace
 
 FitLoop::FitLoop(Session& session)
-    : session_(session), window_(session, *this), last_validation_(std::chrono::steady_clock::now()) {
+    : session_(session),
+      window_(session, *this),
+      last_validation_(std::chrono::steady_clock::now()) {
   for (const auto& callback : session.callbacks_) keeps_boundary_ |= callback->saves_on_exception();
 }
 
@@ -35,8 +39,10 @@ const char* FitLoop::run() {
   session_.metrics.commit();
   restore_random_state(session_);
   session_.restoring.reset();
-  const bool trains = !train_limit().is_off();
-  while (trains && session_.interruption() == nullptr && (state.epoch_done || state.validation_pending || !finished())) run_epoch();
+  const bool trains = !session_.train_limit().is_off();
+  while (trains && session_.interruption() == nullptr &&
+         (state.epoch_done || state.validation_pending || !finished()))
+    run_epoch();
   if (const char* reason = session_.interruption()) return reason;
   session_.call(HookPoint::kOnTrainEnd, &Callback::on_train_end, &ModuleBase::on_train_end);
   session_.metrics.end_phase();
@@ -48,7 +54,8 @@ void FitLoop::connect_validation_data() {
   const auto limit = options.overfit_batches.value_or(options.limit_val_batches);
   val_sources_.clear();
   // Loaders of a validation that is turned off are not even asked for.
-  if (!limit.is_off() || options.fast_dev_run > 0) val_sources_ = session_.eval_sources(Stage::kValidate);
+  if (!limit.is_off() || options.fast_dev_run > 0)
+    val_sources_ = session_.eval_sources(Stage::kValidate);
   session_.plan_.has_validation = !val_sources_.empty();
 }
 
@@ -56,9 +63,10 @@ void FitLoop::connect_training_data() {
   source_ = session_.train_source();
   session_.prepare_source(*source_);
   if (session_.restoring) restore_source(session_, *source_);
-  const auto limit = train_limit();
+  const auto limit = session_.train_limit();
   const char* option = session_.options.overfit_batches ? "overfit_batches" : "limit_train_batches";
-  data_ = std::make_unique<LimitedSource>(*source_, limit, "the training loader", option, Lookahead::kYes);
+  data_ = std::make_unique<LimitedSource>(
+      *source_, limit, "the training loader", option, Lookahead::kYes);
   session_.plan_.train_batches = data_->size();
   connected_epoch_ = session_.state.progress.epoch;
   data_->require_batches();
@@ -67,15 +75,16 @@ void FitLoop::connect_training_data() {
   const auto window = session_.state.accumulate_grad_batches;
   const auto size = data_->size();
   if (size && *size > 0 && *size < window) {
-    session_.log().warning_once("Trainer: accumulate_grad_batches = ", window, " is more than the ", *size, " batches of ",
-                                "an epoch. A window ends with its epoch: each step is the mean over those ", *size, ".");
+    session_.log().warning_once(
+        "Trainer: accumulate_grad_batches = ",
+        window,
+        " is more than the ",
+        *size,
+        " batches of ",
+        "an epoch. A window ends with its epoch: each step is the mean over those ",
+        *size,
+        ".");
   }
-}
-
-BatchLimit FitLoop::train_limit() const {
-  const auto& options = session_.options;
-  if (options.fast_dev_run > 0) return batches(options.fast_dev_run);
-  return options.overfit_batches.value_or(options.limit_train_batches);
 }
 
 void FitLoop::check_interval() const {
@@ -83,12 +92,18 @@ void FitLoop::check_interval() const {
   const auto size = data_->size();
   if (!session_.plan_.has_validation) return;
   if (interval.kind() == Kind::kBatches && size && interval.value() > static_cast<double>(*size)) {
-    fail<ConfigError>("TrainerOptions", "val_check_interval = every_n_batches(", interval.value(),
-                      ") is more than the ", *size, " batches of an epoch, so validation would never run. Use ",
+    fail<ConfigError>("TrainerOptions",
+                      "val_check_interval = every_n_batches(",
+                      interval.value(),
+                      ") is more than the ",
+                      *size,
+                      " batches of an epoch, so validation would never run. Use ",
                       "every_n_batches_across_epochs(n) or a smaller number.");
   }
   if (interval.kind() == Kind::kFraction && interval.value() < 1 && !size) {
-    fail<ConfigError>("TrainerOptions", "val_check_interval = every_fraction(", interval.value(),
+    fail<ConfigError>("TrainerOptions",
+                      "val_check_interval = every_fraction(",
+                      interval.value(),
                       ") needs a training loader of known size. Use every_n_batches(n).");
   }
 }
@@ -112,12 +127,16 @@ void FitLoop::sanity_check() {
 void FitLoop::restore_position() {
   if (session_.restoring) restore_metrics(session_);
   using std::chrono::duration_cast;
-  last_validation_ = std::chrono::steady_clock::now() - duration_cast<std::chrono::steady_clock::duration>(
-                                                            Seconds(session_.state.seconds_since_validation));
+  last_validation_ =
+      std::chrono::steady_clock::now() - duration_cast<std::chrono::steady_clock::duration>(
+                                             Seconds(session_.state.seconds_since_validation));
   const auto& state = session_.state;
   if (!session_.restoring || state.epoch_done || state.validation_pending || !finished()) return;
-  session_.log().warning("Trainer: the checkpoint is at epoch ", session_.state.progress.epoch, ", step ",
-                         session_.state.progress.global_step, ", so max_epochs or max_steps is reached already and ",
+  session_.log().warning("Trainer: the checkpoint is at epoch ",
+                         session_.state.progress.epoch,
+                         ", step ",
+                         session_.state.progress.global_step,
+                         ", so max_epochs or max_steps is reached already and ",
                          "nothing is trained. Raise the limit to go on.");
 }
 
@@ -125,7 +144,8 @@ bool FitLoop::minimums_met() const {
   const auto& options = session_.options;
   const auto& state = session_.state;
   const auto epochs = state.progress.epoch + (state.epoch_done ? 1 : 0);
-  return epochs >= options.min_epochs.value_or(0) && state.progress.global_step >= options.min_steps.value_or(0);
+  return epochs >= options.min_epochs.value_or(0) &&
+         state.progress.global_step >= options.min_steps.value_or(0);
 }
 
 bool FitLoop::finished() {
@@ -136,7 +156,9 @@ bool FitLoop::finished() {
   if (state.stop_reason.empty()) return false;
   if (minimums_met()) return true;
   // Not kept for later: whoever asked asks again if the reason still holds.
-  session_.log().info_once("Trainer: \"", state.stop_reason, "\" would stop the run, but min_epochs or min_steps is not reached.");
+  session_.log().info_once("Trainer: \"",
+                           state.stop_reason,
+                           "\" would stop the run, but min_epochs or min_steps is not reached.");
   state.stop_reason.clear();
   return false;
 }
@@ -152,12 +174,15 @@ void FitLoop::start_epoch() {
   }
   // The same batches in the same order each time, also if they are shuffled.
   const auto order = session_.options.overfit_batches ? 0 : state.progress.epoch;
-  if (!state.epoch_done) data_->start({.epoch = order, .batches_to_skip = state.progress.batch_idx});
+  if (!state.epoch_done)
+    data_->start({.epoch = order, .batches_to_skip = state.progress.batch_idx});
   session_.plan_.train_batches = data_->size();
   session_.metrics.begin_epoch();
   pinned_metrics_.reset();
   if (resumed) return;
-  session_.call(HookPoint::kOnTrainEpochStart, &Callback::on_train_epoch_start, &ModuleBase::on_train_epoch_start);
+  session_.call(HookPoint::kOnTrainEpochStart,
+                &Callback::on_train_epoch_start,
+                &ModuleBase::on_train_epoch_start);
   session_.metrics.commit();
   state.epoch_started = true;
 }
@@ -178,8 +203,11 @@ void FitLoop::run_epoch() {
   if (session_.interruption() != nullptr) return;
   if (state.epoch_done && !state.epoch_cut && state.progress.batch_idx == 0 &&
       state.progress.total_batches == steps_before) {
-    fail<DataError>("the training loader", "yielded no batch in epoch ", state.progress.epoch,
-                    ". A range that can be read only once is empty in its second epoch: use a DataLoader or stream.");
+    fail<DataError>("the training loader",
+                    "yielded no batch in epoch ",
+                    state.progress.epoch,
+                    ". A range that can be read only once is empty in its second epoch: use a "
+                    "DataLoader or stream.");
   }
   end_epoch();
 }
@@ -187,7 +215,8 @@ void FitLoop::run_epoch() {
 void FitLoop::end_epoch() {
   auto& state = session_.state;
   const bool complete = state.epoch_done;
-  // An epoch that ends before its last batch still gets its validation, unless max_steps cut it off.
+  // An epoch that ends before its last batch still gets its validation, unless max_steps cut it
+  // off.
   const auto kind = session_.options.val_check_interval.kind();
   const bool by_epoch = kind == Kind::kFraction || kind == Kind::kBatches;
   const bool skipped = state.epoch_cut && by_epoch && validation_epoch();
@@ -218,7 +247,8 @@ void FitLoop::end_epoch() {
   session_.call_callbacks_if(point, judges, &Callback::on_train_epoch_end);
   session_.metrics.commit();
   session_.set_hook(HookPoint::kOutside);
-  session_.send_to_loggers(session_.metrics.epoch_metrics(MetricPhase::kTrain), session_.logged_step());
+  session_.send_to_loggers(session_.metrics.epoch_metrics(MetricPhase::kTrain),
+                           session_.logged_step());
   if (!complete) return;
   ++state.progress.epoch;
   state.progress.batch_idx = 0;
@@ -230,7 +260,8 @@ bool FitLoop::validation_epoch() const {
 }
 
 bool FitLoop::validates_by_steps() const {
-  return session_.plan_.has_validation && session_.options.val_check_interval.kind() == Kind::kSteps;
+  return session_.plan_.has_validation &&
+         session_.options.val_check_interval.kind() == Kind::kSteps;
 }
 
 bool FitLoop::validation_is_due(bool updated) const {
@@ -260,12 +291,14 @@ bool FitLoop::validation_is_due(bool updated) const {
 void FitLoop::run_validation() {
   auto& state = session_.state;
   state.validation_pending = true;
-  // A validation that is broken off is run anew as a whole, so what is saved meanwhile is the state at its start.
+  // A validation that is broken off is run anew as a whole, so what is saved meanwhile is the state
+  // at its start.
   pinned_ = capture_position(session_);
   for (const auto& buffer : session_.module->named_buffers()) {
     if (buffer.value().defined()) pinned_->model[buffer.key()] = buffer.value().detach().clone();
   }
-  if (!state.window_open()) session_.hook(HookPoint::kOnValidationModelZeroGrad).on_validation_model_zero_grad();
+  if (!state.window_open())
+    session_.hook(HookPoint::kOnValidationModelZeroGrad).on_validation_model_zero_grad();
   EvaluationLoop loop(session_, val_sources_, Stage::kValidate);
   loop.on_complete([this] {
     pinned_.reset();
@@ -284,7 +317,8 @@ void FitLoop::log_step() {
   const auto every = session_.options.log_every_n_steps;
   if (every == 0 || session_.state.progress.global_step % every != 0) return;
   if (!session_.metrics.has_step_logger_metrics(MetricPhase::kTrain)) return;
-  session_.send_to_loggers(session_.metrics.step_metrics(MetricPhase::kTrain), session_.logged_step());
+  session_.send_to_loggers(session_.metrics.step_metrics(MetricPhase::kTrain),
+                           session_.logged_step());
 }
 
 void FitLoop::step_schedulers(bool updated, bool last_batch) {
@@ -317,12 +351,19 @@ void FitLoop::step_scheduler(const SchedulerConfig& config) {
     metric = session_.metrics.metric(config.monitor);
     if (!metric) {
       std::string known;
-      for (const auto& [name, value] : session_.metrics.callback_metrics()) known += (known.empty() ? "" : ", ") + name;
+      for (const auto& [name, value] : session_.metrics.callback_metrics())
+        known += (known.empty() ? "" : ", ") + name;
       if (config.strict) {
-        fail<ConfigError>(config.scheduler->name(), "its metric \"", config.monitor, "\" was not logged; logged are: ",
-                          known.empty() ? "none" : known, ". Log it, or set .strict = false to leave such steps out.");
+        fail<ConfigError>(config.scheduler->name(),
+                          "its metric \"",
+                          config.monitor,
+                          "\" was not logged; logged are: ",
+                          known.empty() ? "none" : known,
+                          ". Log it, or set .strict = false to leave such steps out.");
       }
-      session_.log().warning_once(config.scheduler->name(), ": its metric \"", config.monitor,
+      session_.log().warning_once(config.scheduler->name(),
+                                  ": its metric \"",
+                                  config.monitor,
                                   "\" was not logged; the step is left out.");
       return;
     }
@@ -344,6 +385,8 @@ bool FitLoop::roll_back() {
   return true;
 }
 
-StateDict FitLoop::source_state() const { return source_ ? source_->state_dict() : StateDict(); }
+StateDict FitLoop::source_state() const {
+  return source_ ? source_->state_dict() : StateDict();
+}
 
 }  // namespace fulmen::detail

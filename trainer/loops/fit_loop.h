@@ -33,7 +33,8 @@ class FitLoop {
   TrainWindow& window() { return window_; }
   /// Puts the module back to the last boundary of a batch. False if that cannot be done.
   bool roll_back();
-  /// The position, random state and callbacks that a checkpoint written now stores; null: the current ones.
+  /// The position, random state and callbacks that a checkpoint written now stores; null: the
+  /// current ones.
   const CheckpointContents* pinned_state() const { return pinned_ ? &*pinned_ : nullptr; }
   /// The metrics that a checkpoint written now stores; null: the current ones.
   const StateDict* pinned_metrics() const { return pinned_metrics_ ? &*pinned_metrics_ : nullptr; }
@@ -45,7 +46,6 @@ class FitLoop {
  private:
   void connect_validation_data();
   void connect_training_data();
-  BatchLimit train_limit() const;
   void sanity_check();
   void restore_position();
   bool finished();

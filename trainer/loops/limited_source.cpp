@@ -7,9 +7,16 @@
 
 namespace fulmen::detail {
 
-LimitedSource::LimitedSource(BatchSource& source, BatchLimit limit, std::string what, std::string option,
+LimitedSource::LimitedSource(BatchSource& source,
+                             BatchLimit limit,
+                             std::string what,
+                             std::string option,
                              Lookahead lookahead)
-    : source_(source), limit_(limit), what_(std::move(what)), option_(std::move(option)), lookahead_(lookahead) {}
+    : source_(source),
+      limit_(limit),
+      what_(std::move(what)),
+      option_(std::move(option)),
+      lookahead_(lookahead) {}
 
 std::optional<std::int64_t> LimitedSource::size() const {
   const auto all = source_.size();
@@ -19,13 +26,30 @@ std::optional<std::int64_t> LimitedSource::size() const {
     return all ? std::min(*all, limit) : limit;
   }
   if (!all) {
-    fail<ConfigError>("Trainer", option_, " = fraction(", limit_.value(), ") needs a loader of known size, but ", what_,
+    fail<ConfigError>("Trainer",
+                      option_,
+                      " = fraction(",
+                      limit_.value(),
+                      ") needs a loader of known size, but ",
+                      what_,
                       " has none. Use fulmen::batches(n).");
   }
-  const auto part = static_cast<std::int64_t>(std::floor(static_cast<double>(*all) * limit_.value()));
+  const auto part =
+      static_cast<std::int64_t>(std::floor(static_cast<double>(*all) * limit_.value()));
   if (part == 0 && *all > 0 && limit_.value() > 0) {
-    fail<ConfigError>("Trainer", option_, " = fraction(", limit_.value(), ") leaves no batch: ", what_, " has ", *all,
-                      " batches, and ", *all, " x ", limit_.value(), " < 1. Use a greater fraction or fulmen::batches(n).");
+    fail<ConfigError>("Trainer",
+                      option_,
+                      " = fraction(",
+                      limit_.value(),
+                      ") leaves no batch: ",
+                      what_,
+                      " has ",
+                      *all,
+                      " batches, and ",
+                      *all,
+                      " x ",
+                      limit_.value(),
+                      " < 1. Use a greater fraction or fulmen::batches(n).");
   }
   return part;
 }
@@ -46,20 +70,27 @@ bool LimitedSource::next(AnyBatch& batch) {
     ahead_.reset();
   } else if (!source_.next(batch)) {
     if (exact_) {
-      fail<DataError>(what_, "ended after ", given_, " batches, but said it has ", *source_.size(),
+      fail<DataError>(what_,
+                      "ended after ",
+                      given_,
+                      " batches, but said it has ",
+                      *source_.size(),
                       ". size() and the batches that it yields must agree.");
     }
     return false;
   }
   ++given_;
-  // Only a source of unknown size is read ahead: reading may draw random numbers, and a resumed run has to draw the same.
-  if (lookahead_ == Lookahead::kYes && !exact_ && !(size_ && given_ >= *size_)) source_.next(ahead_);
+  // Only a source of unknown size is read ahead: reading may draw random numbers, and a resumed run
+  // has to draw the same.
+  if (lookahead_ == Lookahead::kYes && !exact_ && !(size_ && given_ >= *size_))
+    source_.next(ahead_);
   return true;
 }
 
 void LimitedSource::require_batches() const {
   if (limit_.is_off() || source_.size() != 0) return;
-  fail<DataError>(what_, "has no batches: its dataset is empty, or smaller than a batch with drop_last.");
+  fail<DataError>(what_,
+                  "has no batches: its dataset is empty, or smaller than a batch with drop_last.");
 }
 
 bool LimitedSource::at_last() const {

@@ -10,11 +10,16 @@ namespace fulmen::detail {
 
 enum class Lookahead { kNo, kYes };
 
-/// One loader as a loop reads it: cut to its limit and, with lookahead, knowing which batch is the last.
+/// One loader as a loop reads it: cut to its limit and, with lookahead, knowing which batch is the
+/// last.
 class LimitedSource {
  public:
   /// `what` names the loader and `option` its limit in messages.
-  LimitedSource(BatchSource& source, BatchLimit limit, std::string what, std::string option, Lookahead lookahead);
+  LimitedSource(BatchSource& source,
+                BatchLimit limit,
+                std::string what,
+                std::string option,
+                Lookahead lookahead);
 
   /// Throws ConfigError if the limit is a fraction of an unknown size or of too few batches.
   void start(const EpochStart& start);

@@ -8,24 +8,35 @@
 namespace fulmen::detail {
 namespace {
 
-void predict_batch(Session& session, BatchView batch, std::int64_t batch_idx, std::int64_t loader_idx,
+void predict_batch(Session& session,
+                   BatchView batch,
+                   std::int64_t batch_idx,
+                   std::int64_t loader_idx,
                    std::vector<AnyBatch>& outputs) {
   const auto start = HookPoint::kOnPredictBatchStart;
   const auto end = HookPoint::kOnPredictBatchEnd;
   session.call_callbacks(start, &Callback::on_predict_batch_start, batch, batch_idx, loader_idx);
   session.hook(start).dispatch_eval_batch_start(Stage::kPredict, batch, batch_idx, loader_idx);
   auto& module = session.hook(HookPoint::kPredictStep);
-  auto prediction = session.in_precision([&] { return module.dispatch_predict_step(batch, batch_idx, loader_idx); });
-  session.call_callbacks(end, &Callback::on_predict_batch_end, prediction.view(), batch, batch_idx, loader_idx);
+  auto prediction = session.in_precision(
+      [&] { return module.dispatch_predict_step(batch, batch_idx, loader_idx); });
+  session.call_callbacks(
+      end, &Callback::on_predict_batch_end, prediction.view(), batch, batch_idx, loader_idx);
   session.hook(end).dispatch_predict_batch_end(prediction.view(), batch, batch_idx, loader_idx);
   prediction.view().to(c10::Device(c10::kCPU));
   outputs.push_back(std::move(prediction));
 }
 
-void predict_loader(Session& session, BatchSource& source, std::int64_t loader_idx, std::vector<AnyBatch>& outputs) {
+void predict_loader(Session& session,
+                    BatchSource& source,
+                    std::int64_t loader_idx,
+                    std::vector<AnyBatch>& outputs) {
   const auto limit = session.options.fast_dev_run > 0 ? batches(session.options.fast_dev_run)
                                                       : session.options.limit_predict_batches;
-  LimitedSource loader(source, limit, "the predict loader " + std::to_string(loader_idx), "limit_predict_batches",
+  LimitedSource loader(source,
+                       limit,
+                       "the predict loader " + std::to_string(loader_idx),
+                       "limit_predict_batches",
                        Lookahead::kNo);
   session.prepare_source(source);
   loader.require_batches();
@@ -52,14 +63,19 @@ std::vector<AnyBatch> run_predict_loop(Session& session) {
   session.hook(HookPoint::kOnPredictModelEval).on_predict_model_eval();
   c10::InferenceMode inference(session.evaluates_in_inference_mode());
   at::NoGradGuard no_grad;
-  session.call(HookPoint::kOnPredictStart, &Callback::on_predict_start, &ModuleBase::on_predict_start);
-  session.call(HookPoint::kOnPredictEpochStart, &Callback::on_predict_epoch_start, &ModuleBase::on_predict_epoch_start);
+  session.call(
+      HookPoint::kOnPredictStart, &Callback::on_predict_start, &ModuleBase::on_predict_start);
+  session.call(HookPoint::kOnPredictEpochStart,
+               &Callback::on_predict_epoch_start,
+               &ModuleBase::on_predict_epoch_start);
   session.plan_.eval_batches.clear();
   for (std::size_t i = 0; i < sources.size() && session.interruption() == nullptr; ++i) {
     predict_loader(session, *sources[i], static_cast<std::int64_t>(i), outputs);
   }
   if (session.interruption() != nullptr) return {};
-  session.call(HookPoint::kOnPredictEpochEnd, &Callback::on_predict_epoch_end, &ModuleBase::on_predict_epoch_end);
+  session.call(HookPoint::kOnPredictEpochEnd,
+               &Callback::on_predict_epoch_end,
+               &ModuleBase::on_predict_epoch_end);
   session.call(HookPoint::kOnPredictEnd, &Callback::on_predict_end, &ModuleBase::on_predict_end);
   return outputs;
 }

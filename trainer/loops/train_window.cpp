@@ -11,7 +11,8 @@ namespace fulmen::detail {
 
 TrainWindow::TrainWindow(Session& session, FitLoop& loop) : session_(session), loop_(loop) {
   // Made once: a closure for each step would be an allocation for each step.
-  for (std::size_t i = 0; i < session.optimizers.size(); ++i) closures_.emplace_back([this, i] { return closure(i); });
+  for (std::size_t i = 0; i < session.optimizers.size(); ++i)
+    closures_.emplace_back([this, i] { return closure(i); });
 }
 
 bool TrainWindow::next() {
@@ -41,7 +42,8 @@ void TrainWindow::cut_epoch() {
   close();
   loop_.step_schedulers(state.updated, true);
   state.epoch_done = state.epoch_cut = true;
-  state.validation_pending = state.updated && loop_.validates_by_steps() && loop_.validation_is_due(true);
+  state.validation_pending =
+      state.updated && loop_.validates_by_steps() && loop_.validation_is_due(true);
   state.phase = BatchPhase::kBoundary;
   if (state.updated) loop_.log_step();
 }
@@ -54,16 +56,20 @@ bool TrainWindow::start_batch() {
   output_ = {};
   session_.transfer(batch_.view(), 0);
   session_.metrics.set_batch(batch_.view());
-  session_.call_callbacks(HookPoint::kOnTrainBatchStart, &Callback::on_train_batch_start, batch_.view(), batch_idx_);
-  return session_.hook(HookPoint::kOnTrainBatchStart).dispatch_train_batch_start(batch_.view(), batch_idx_) ==
-         BatchAction::kContinue;
+  session_.call_callbacks(
+      HookPoint::kOnTrainBatchStart, &Callback::on_train_batch_start, batch_.view(), batch_idx_);
+  return session_.hook(HookPoint::kOnTrainBatchStart)
+             .dispatch_train_batch_start(batch_.view(), batch_idx_) == BatchAction::kContinue;
 }
 
 bool TrainWindow::is_last() const {
-  return session_.state.micro_batches + 1 >= session_.state.accumulate_grad_batches || data_->at_last() || manual();
+  return session_.state.micro_batches + 1 >= session_.state.accumulate_grad_batches ||
+         data_->at_last() || manual();
 }
 
-void TrainWindow::accumulate(GradSync sync) { run_micro_batch(sync); }
+void TrainWindow::accumulate(GradSync sync) {
+  run_micro_batch(sync);
+}
 
 void TrainWindow::step() {
   if (manual()) {
@@ -74,16 +80,6 @@ void TrainWindow::step() {
     apply();
   }
   close();
-}
-
-void TrainWindow::run_manual_batch() {
-  scaler_used_ = false;
-  stepped_.assign(session_.optimizers.size(), false);
-  run_training_step();
-  if (scaler_used_) session_.scaler->update();
-  if (!output_.loss.defined()) return;
-  loss_is_usable();
-  output_.loss = output_.loss.detach();
 }
 
 void TrainWindow::close() {
@@ -101,11 +97,13 @@ void TrainWindow::apply() {
     session_.hook(HookPoint::kOptimizerStep)
         .optimizer_step(state.progress.epoch, batch_idx_, optimizer, closures_[i]);
     if (!closure_called_) {
-      fail<ConfigError>(session_.module->name(), "optimizer_step did not call its closure, so the batch was not trained ",
+      fail<ConfigError>(session_.module->name(),
+                        "optimizer_step did not call its closure, so the batch was not trained ",
                         "on. Call it, or ModuleBase::optimizer_step, which does.");
     }
     // An override may step the optimizer itself.
-    const bool stepped = watched_.defined() && static_cast<std::int64_t>(watched_._version()) != watched_version_;
+    const bool stepped =
+        watched_.defined() && static_cast<std::int64_t>(watched_._version()) != watched_version_;
     watched_.reset();
     if (stepped && !state.skip_update) state.updated = true;
     if (state.updated) ++state.optimizer_steps[i];
@@ -127,8 +125,12 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
     if (data_left_ && (again || !evaluated_)) loss = run_micro_batch(GradSync::kNow);
     evaluated_ = true;
     if (state.losses == 0 && chosen.reevaluates()) {
-      fail<TrainingError>(session_.module->name(), "training_step returned no loss in batch ", batch_idx_, ", but ",
-                          chosen.name(), " evaluates it several times and needs one each time.");
+      fail<TrainingError>(session_.module->name(),
+                          "training_step returned no loss in batch ",
+                          batch_idx_,
+                          ", but ",
+                          chosen.name(),
+                          " evaluates it several times and needs one each time.");
     }
     if (state.losses == 0) state.skip_update = true;
     if (!state.skip_update) finish_gradients();
@@ -138,10 +140,13 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
     session_.set_hook(HookPoint::kOptimizerStep);
     return loss;
   }
-  session_.call(HookPoint::kOnBeforeOptimizerStep, &Callback::on_before_optimizer_step,
-                &ModuleBase::on_before_optimizer_step, chosen);
+  session_.call(HookPoint::kOnBeforeOptimizerStep,
+                &Callback::on_before_optimizer_step,
+                &ModuleBase::on_before_optimizer_step,
+                chosen);
   session_.hook(HookPoint::kConfigureGradientClipping)
-      .configure_gradient_clipping(chosen, session_.options.gradient_clip_val, session_.options.gradient_clip_algorithm);
+      .configure_gradient_clipping(
+          chosen, session_.options.gradient_clip_val, session_.options.gradient_clip_algorithm);
   session_.set_hook(HookPoint::kOptimizerStep);
   if (!again) watch(chosen);
   state.phase = BatchPhase::kUpdating;
@@ -149,7 +154,8 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
 }
 
 void TrainWindow::drop_gradients() const {
-  for (const auto& [name, parameter] : session_.distinct_parameters()) parameter.mutable_grad().reset();
+  for (const auto& [name, parameter] : session_.distinct_parameters())
+    parameter.mutable_grad().reset();
 }
 
 void TrainWindow::watch(const Optimizer& optimizer) {
@@ -165,7 +171,8 @@ void TrainWindow::watch(const Optimizer& optimizer) {
 
 void TrainWindow::run_training_step() {
   auto& module = session_.hook(HookPoint::kTrainingStep);
-  output_ = session_.in_precision([&] { return module.dispatch_training_step(batch_.view(), batch_idx_); });
+  output_ = session_.in_precision(
+      [&] { return module.dispatch_training_step(batch_.view(), batch_idx_); });
 }
 
 at::Tensor TrainWindow::run_micro_batch(GradSync sync) {
@@ -180,7 +187,8 @@ at::Tensor TrainWindow::run_micro_batch(GradSync sync) {
     output_.loss = output_.loss.detach();
     return output_.loss;
   }
-  if (!output_.loss.requires_grad()) return output_.loss;  // Without optimizers nothing needs its gradient.
+  if (!output_.loss.requires_grad())
+    return output_.loss;  // Without optimizers nothing needs its gradient.
   run_backward(output_.loss, sync);
   add_weight();
   output_.loss = output_.loss.detach();
@@ -190,9 +198,12 @@ at::Tensor TrainWindow::run_micro_batch(GradSync sync) {
 void TrainWindow::zero_gradients() {
   const auto& progress = session_.state.progress;
   for (auto& config : session_.optimizers) {
-    session_.call(HookPoint::kOnBeforeZeroGrad, &Callback::on_before_zero_grad, &ModuleBase::on_before_zero_grad,
+    session_.call(HookPoint::kOnBeforeZeroGrad,
+                  &Callback::on_before_zero_grad,
+                  &ModuleBase::on_before_zero_grad,
                   *config.optimizer);
-    session_.hook(HookPoint::kOptimizerZeroGrad).optimizer_zero_grad(progress.epoch, batch_idx_, *config.optimizer);
+    session_.hook(HookPoint::kOptimizerZeroGrad)
+        .optimizer_zero_grad(progress.epoch, batch_idx_, *config.optimizer);
   }
 }
 
@@ -200,16 +211,27 @@ void TrainWindow::check_loss() const {
   const auto& loss = output_.loss;
   const auto& name = session_.module->name();
   if (loss.numel() != 1) {
-    fail<TrainingError>(name, "training_step returned a loss of shape ", loss.sizes(), " in batch ", batch_idx_,
+    fail<TrainingError>(name,
+                        "training_step returned a loss of shape ",
+                        loss.sizes(),
+                        " in batch ",
+                        batch_idx_,
                         "; a loss is a scalar. Reduce it, for example with .mean().");
   }
   if (output_.weight_tensor.defined() && output_.weight_tensor.numel() != 1) {
-    fail<TrainingError>(name, "training_step returned a weight of shape ", output_.weight_tensor.sizes(), " in batch ",
-                        batch_idx_, "; a weight is one number for the micro-batch, for example its tokens.");
+    fail<TrainingError>(name,
+                        "training_step returned a weight of shape ",
+                        output_.weight_tensor.sizes(),
+                        " in batch ",
+                        batch_idx_,
+                        "; a weight is one number for the micro-batch, for example its tokens.");
   }
   if (!loss.requires_grad() && !session_.optimizers.empty()) {
-    fail<TrainingError>(name, "training_step returned a loss without a graph in batch ", batch_idx_,
-                        ": nothing it depends on requires a gradient. Do not detach() it or compute it under no_grad; ",
+    fail<TrainingError>(name,
+                        "training_step returned a loss without a graph in batch ",
+                        batch_idx_,
+                        ": nothing it depends on requires a gradient. Do not detach() it or "
+                        "compute it under no_grad; ",
                         "return {} to leave out a batch.");
   }
 }
@@ -220,17 +242,29 @@ bool TrainWindow::loss_is_usable() {
   const double value = output_.loss.item<double>();
   if (std::isfinite(value)) return true;
   if (session_.options.nonfinite_loss == NonFiniteLoss::kSkipStep) return false;
-  fail<TrainingError>(session_.module->name(), "the loss is ", value, " in batch ", batch_idx_, " of epoch ",
-                      session_.state.progress.epoch, " (step ", session_.state.progress.global_step,
-                      "). Nothing was updated by it. Lower the learning rate, clip gradients, or look at the batch; ",
+  fail<TrainingError>(session_.module->name(),
+                      "the loss is ",
+                      value,
+                      " in batch ",
+                      batch_idx_,
+                      " of epoch ",
+                      session_.state.progress.epoch,
+                      " (step ",
+                      session_.state.progress.global_step,
+                      "). Nothing was updated by it. Lower the learning rate, clip gradients, or "
+                      "look at the batch; ",
                       ".nonfinite_loss = NonFiniteLoss::kSkipStep leaves such updates out.");
 }
 
 void TrainWindow::run_backward(const at::Tensor& loss, GradSync sync) {
-  session_.call(HookPoint::kOnBeforeBackward, &Callback::on_before_backward, &ModuleBase::on_before_backward, loss);
+  session_.call(HookPoint::kOnBeforeBackward,
+                &Callback::on_before_backward,
+                &ModuleBase::on_before_backward,
+                loss);
   session_.set_hook(HookPoint::kBackward);
   session_.strategy().backward(*session_.module, loss, seed(), sync);
-  session_.call(HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
+  session_.call(
+      HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
 }
 
 at::Tensor TrainWindow::seed() const {
@@ -253,7 +287,8 @@ void TrainWindow::add_weight() {
   auto& state = session_.state;
   ++state.losses;
   if (output_.weight_tensor.defined()) {
-    auto weight = output_.weight_tensor.detach().reshape({}).to(output_.loss.scalar_type()).to(at::kDouble);
+    auto weight =
+        output_.weight_tensor.detach().reshape({}).to(output_.loss.scalar_type()).to(at::kDouble);
     state.weight.tensor = state.weight.tensor.defined() ? state.weight.tensor + weight : weight;
     return;
   }
@@ -261,19 +296,25 @@ void TrainWindow::add_weight() {
   if (output_.weight) {
     weight = *output_.weight;
     if (!(weight > 0) || !std::isfinite(weight)) {
-      fail<TrainingError>(session_.module->name(), "training_step returned the weight ", weight, " in batch ", batch_idx_,
+      fail<TrainingError>(session_.module->name(),
+                          "training_step returned the weight ",
+                          weight,
+                          " in batch ",
+                          batch_idx_,
                           "; a weight is greater than 0 and finite.");
     }
   } else if (session_.options.window_weighting == WindowWeighting::kRows) {
     weight = static_cast<double>(batch_.view().rows());
   }
   // Rounded as the seed of backward was: the sum below the fraction is of the weights above it.
-  if (divides() && weight != 1) weight = at::scalar_tensor(weight, output_.loss.scalar_type()).item<double>();
+  if (divides() && weight != 1)
+    weight = at::scalar_tensor(weight, output_.loss.scalar_type()).item<double>();
   state.weight.number += weight;
 }
 
 bool TrainWindow::divides() const {
-  return session_.state.accumulate_grad_batches > 1 || session_.strategy().topology().world_size > 1;
+  return session_.state.accumulate_grad_batches > 1 ||
+         session_.strategy().topology().world_size > 1;
 }
 
 void TrainWindow::finish_gradients() {
@@ -314,79 +355,16 @@ void TrainWindow::end_batch() {
   const auto ordinary = [](CallbackKind kind) { return kind != CallbackKind::kCheckpoint; };
   const auto checkpoints = [](CallbackKind kind) { return kind == CallbackKind::kCheckpoint; };
   const auto point = HookPoint::kOnTrainBatchEnd;
-  session_.call_callbacks_if(point, ordinary, &Callback::on_train_batch_end, output_, batch_.view(), batch_idx_);
+  session_.call_callbacks_if(
+      point, ordinary, &Callback::on_train_batch_end, output_, batch_.view(), batch_idx_);
   session_.hook(point).dispatch_train_batch_end(output_, batch_.view(), batch_idx_);
   session_.metrics.commit();
-  session_.call_callbacks_if(point, checkpoints, &Callback::on_train_batch_end, output_, batch_.view(), batch_idx_);
+  session_.call_callbacks_if(
+      point, checkpoints, &Callback::on_train_batch_end, output_, batch_.view(), batch_idx_);
   session_.set_hook(HookPoint::kOutside);
   if (state.updated) loop_.log_step();
   batch_.reset();
   if (state.validation_pending && session_.interruption() == nullptr) loop_.run_validation();
-}
-
-void TrainWindow::manual_backward(const at::Tensor& loss) {
-  const auto running = session_.metrics.hook();
-  at::Tensor gradient;
-  if (session_.scaler) gradient = session_.scaler->scale(at::ones_like(loss).detach());
-  session_.call(HookPoint::kOnBeforeBackward, &Callback::on_before_backward, &ModuleBase::on_before_backward, loss);
-  session_.set_hook(HookPoint::kBackward);
-  session_.strategy().backward(*session_.module, loss, gradient, GradSync::kNow);
-  session_.call(HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
-  session_.set_hook(running);
-}
-
-void TrainWindow::unscale(std::size_t index) {
-  auto& optimizer = *session_.optimizers[index].optimizer;
-  // After a step there are new gradients, of the same scale: it is adapted at the end of the batch.
-  if (stepped_[index]) session_.scaler->reopen(optimizer);
-  stepped_[index] = false;
-  scaler_used_ = true;
-  if (!session_.scaler->found_inf(optimizer).defined()) session_.scaler->unscale(optimizer);
-}
-
-void TrainWindow::unscale_before_clipping(const Optimizer& optimizer) {
-  if (!session_.scaler || !manual()) return;
-  for (std::size_t i = 0; i < session_.optimizers.size(); ++i) {
-    if (session_.optimizers[i].optimizer.get() == &optimizer) unscale(i);
-  }
-}
-
-void TrainWindow::manual_step(std::size_t index, const Optimizer::Closure& closure) {
-  auto& state = session_.state;
-  auto& optimizer = *session_.optimizers[index].optimizer;
-  const auto running = session_.metrics.hook();
-  bool finite = true;
-  if (session_.scaler) {
-    if (closure) {
-      fail<ConfigError>(session_.module->name(), "step_optimizer(", index, ") got a closure, which makes new gradients ",
-                        "after the old ones were unscaled. Leave it out, or use a precision other than 16-mixed.");
-    }
-    unscale(index);
-    stepped_[index] = true;
-    finite = gradients_are_finite(optimizer);
-  }
-  const auto before_step = [&] {
-    session_.call(HookPoint::kOnBeforeOptimizerStep, &Callback::on_before_optimizer_step,
-                  &ModuleBase::on_before_optimizer_step, optimizer);
-  };
-  if (finite) {
-    state.phase = BatchPhase::kUpdating;
-    if (closure) {
-      optimizer.step([&] {
-        auto loss = closure();
-        before_step();  // Gradients are there only now.
-        return loss;
-      });
-    } else {
-      before_step();
-      optimizer.step();
-    }
-    state.updated = true;
-    ++state.optimizer_steps[index];
-  } else {
-    ++state.progress.skipped_steps;
-  }
-  session_.set_hook(running);
 }
 
 }  // namespace fulmen::detail

@@ -9,7 +9,8 @@ namespace fulmen::detail {
 
 class FitLoop;
 
-/// The training loop's side of a window: fetches micro-batches, runs their steps with all hooks, and updates.
+/// The training loop's side of a window: fetches micro-batches, runs their steps with all hooks,
+/// and updates.
 class TrainWindow final : public Window {
  public:
   TrainWindow(Session& session, FitLoop& loop);
@@ -66,7 +67,7 @@ class TrainWindow final : public Window {
   bool evaluated_ = false;  ///< The micro-batch of this step has been run.
   bool scaler_used_ = false;
   std::vector<bool> stepped_;  ///< Which optimizers manual optimization stepped in this batch.
-  bool data_left_ = true;   ///< False where the window is closed without a further micro-batch.
+  bool data_left_ = true;      ///< False where the window is closed without a further micro-batch.
   std::vector<Optimizer::Closure> closures_;
   at::Tensor watched_;
   std::int64_t watched_version_ = 0;

@@ -10,7 +10,9 @@ namespace fulmen {
 /// One process, one device: nothing is launched, reduced or sharded.
 class SingleDeviceStrategy final : public Strategy {
  public:
-  static std::shared_ptr<SingleDeviceStrategy> make() { return std::make_shared<SingleDeviceStrategy>(); }
+  static std::shared_ptr<SingleDeviceStrategy> make() {
+    return std::make_shared<SingleDeviceStrategy>();
+  }
 
   std::string key() const override { return "single_device"; }
   void setup_environment(Accelerator& accelerator) override;

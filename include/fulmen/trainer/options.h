@@ -17,7 +17,8 @@ namespace fulmen {
 
 using Seconds = std::chrono::duration<double>;
 
-/// How many batches of an epoch are used. Lightning's 1 and 1.0 mean different things; here the function says which.
+/// How many batches of an epoch are used. Lightning's 1 and 1.0 mean different things; here the
+/// function says which.
 class BatchLimit {
  public:
   enum class Kind { kAll, kBatches, kFraction };
@@ -66,8 +67,10 @@ Seconds parse_duration(std::string_view text);
 /// The kind of device: "auto", "cpu", "cuda", or an accelerator object.
 class AcceleratorOption {
  public:
-  AcceleratorOption(const char* name = "auto") : name_(name) {}            // NOLINT(google-explicit-constructor)
-  AcceleratorOption(std::string name) : name_(std::move(name)) {}          // NOLINT(google-explicit-constructor)
+  AcceleratorOption(const char* name = "auto")
+      : name_(name) {}  // NOLINT(google-explicit-constructor)
+  AcceleratorOption(std::string name)
+      : name_(std::move(name)) {}  // NOLINT(google-explicit-constructor)
   AcceleratorOption(std::shared_ptr<Accelerator> object) : object_(std::move(object)) {}  // NOLINT
   const std::string& name() const { return name_; }
   const std::shared_ptr<Accelerator>& object() const { return object_; }
@@ -78,15 +81,18 @@ class AcceleratorOption {
 };
 
 enum class Deterministic { kUnset, kNo, kWarn, kYes };
-/// What a loss that is not finite does: nothing, end the run with TrainingError, or leave out the update.
+/// What a loss that is not finite does: nothing, end the run with TrainingError, or leave out the
+/// update.
 enum class NonFiniteLoss { kIgnore, kRaise, kSkipStep };
 /// The weight of a micro-batch for which training_step returns none.
 enum class WindowWeighting { kMicroBatches, kRows };
-/// SIGINT and SIGTERM during a run: stop at the next batch, let callbacks save, then pass the signal on.
+/// SIGINT and SIGTERM during a run: stop at the next batch, let callbacks save, then pass the
+/// signal on.
 enum class SignalHandling { kSaveAndStop, kNone };
 
-/// Everything a Trainer can be told. Names and meanings are lightning.pytorch.Trainer's; docs/differences.md lists
-/// where they differ. Fill it with designated initialisers, in this order.
+/// Everything a Trainer can be told. Names and meanings are lightning.pytorch.Trainer's;
+/// docs/differences.md lists where they differ. Fill it with designated initialisers, in this
+/// order.
 struct TrainerOptions {
   AcceleratorOption accelerator = "auto";
   std::shared_ptr<Strategy> strategy = {};  ///< Null: one device.
@@ -111,16 +117,18 @@ struct TrainerOptions {
   BatchLimit limit_val_batches = {};
   BatchLimit limit_test_batches = {};
   BatchLimit limit_predict_batches = {};
-  /// Trains on the same few batches of the training loader, in the same order each epoch, and validates on as many of
-  /// the validation loader.
+  /// Trains on the same few batches of the training loader, in the same order each epoch, and
+  /// validates on as many of the validation loader.
   std::optional<BatchLimit> overfit_batches = {};
-  /// Greater than 0: this many batches of each stage, one epoch, no files. To see whether a program runs.
+  /// Greater than 0: this many batches of each stage, one epoch, no files. To see whether a program
+  /// runs.
   std::int64_t fast_dev_run = 0;
 
   ValidationInterval val_check_interval = {};
   std::int64_t check_val_every_n_epoch = 1;
-  std::int64_t num_sanity_val_steps = 2;  ///< Batches of each validation loader before training; -1: all.
-  std::int64_t log_every_n_steps = 50;    ///< 0: step values are not logged.
+  std::int64_t num_sanity_val_steps =
+      2;  ///< Batches of each validation loader before training; -1: all.
+  std::int64_t log_every_n_steps = 50;  ///< 0: step values are not logged.
 
   std::int64_t accumulate_grad_batches = 1;  ///< Micro-batches of one optimizer step.
   WindowWeighting window_weighting = WindowWeighting::kMicroBatches;
@@ -128,12 +136,14 @@ struct TrainerOptions {
   ClipAlgorithm gradient_clip_algorithm = ClipAlgorithm::kNorm;
   NonFiniteLoss nonfinite_loss = NonFiniteLoss::kIgnore;
 
-  std::optional<std::uint64_t> seed = {};  ///< Set: seed_everything at the start of fit, and loaders without a seed.
+  std::optional<std::uint64_t> seed =
+      {};  ///< Set: seed_everything at the start of fit, and loaders without a seed.
   Deterministic deterministic = Deterministic::kUnset;
-  std::optional<bool> benchmark = {};      ///< cuDNN's.
-  bool inference_mode = true;              ///< In validate, test and predict; else no_grad.
+  std::optional<bool> benchmark = {};  ///< cuDNN's.
+  bool inference_mode = true;          ///< In validate, test and predict; else no_grad.
   bool detect_anomaly = false;
-  bool barebones = false;                  ///< No logger, bar, summary, checkpoint or sanity check; log() does nothing.
+  bool barebones =
+      false;  ///< No logger, bar, summary, checkpoint or sanity check; log() does nothing.
   std::int64_t reload_dataloaders_every_n_epochs = 0;
   std::shared_ptr<Profiler> profiler = {};  ///< Null: no profile, no cost.
   SignalHandling signals = SignalHandling::kSaveAndStop;

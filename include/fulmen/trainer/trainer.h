@@ -32,7 +32,8 @@ struct RunSources {
 enum class Restore { kEverything, kWeights };
 
 struct FitOptions {
-  /// A checkpoint directory, "last" or "best" (of the trainer's checkpoint callback); empty: start anew.
+  /// A checkpoint directory, "last" or "best" (of the trainer's checkpoint callback); empty: start
+  /// anew.
   std::string checkpoint = {};
   Restore restore = Restore::kEverything;
 };
@@ -43,15 +44,17 @@ struct EvalOptions {
 };
 
 struct FitResult {
-  RunStatus status = RunStatus::kFinished;  ///< kInterrupted: stopped by a signal or request_stop().
-  std::string stop_reason = {};             ///< Empty: ran to max_epochs or max_steps.
+  RunStatus status =
+      RunStatus::kFinished;      ///< kInterrupted: stopped by a signal or request_stop().
+  std::string stop_reason = {};  ///< Empty: ran to max_epochs or max_steps.
 };
 
 /// One map for each loader: metric name to value.
 using EvalResults = std::vector<std::map<std::string, double>>;
 
-/// Runs a module: fit, validate, test and predict. One at a time and on one thread; only request_stop() may be called
-/// from others. Every call tears down what it set up, also when it throws; after an exception the trainer can be used again.
+/// Runs a module: fit, validate, test and predict. One at a time and on one thread; only
+/// request_stop() may be called from others. Every call tears down what it set up, also when it
+/// throws; after an exception the trainer can be used again.
 class Trainer {
  public:
   /// Throws ConfigError for every option that cannot work.
@@ -60,61 +63,76 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// Trains. Loaders may be left out if the module's hooks give them. Anything that yields the module's batch type is a
-  /// loader (core/data/loader.h); another type does not compile.
+  /// Trains. Loaders may be left out if the module's hooks give them. Anything that yields the
+  /// module's batch type is a loader (core/data/loader.h); another type does not compile.
   template <std::derived_from<ModuleBase> M>
-  FitResult fit(const std::shared_ptr<M>& module, std::type_identity_t<Loader<typename M::batch_type>> train = {},
-                std::type_identity_t<Loaders<typename M::batch_type>> val = {}, FitOptions options = {}) {
+  FitResult fit(const std::shared_ptr<M>& module,
+                std::type_identity_t<Loader<typename M::batch_type>> train = {},
+                std::type_identity_t<Loaders<typename M::batch_type>> val = {},
+                FitOptions options = {}) {
     return run_fit(module, {train.source(), sources(val), nullptr}, options);
   }
   template <std::derived_from<ModuleBase> M, std::derived_from<DataModuleBase> D>
-  FitResult fit(const std::shared_ptr<M>& module, const std::shared_ptr<D>& data, FitOptions options = {}) {
+  FitResult fit(const std::shared_ptr<M>& module,
+                const std::shared_ptr<D>& data,
+                FitOptions options = {}) {
     check_data_module<M, D>();
     return run_fit(module, {nullptr, {}, data}, options);
   }
 
   /// Evaluates. Returns the metrics of each loader and prints them as a table.
   template <std::derived_from<ModuleBase> M>
-  EvalResults validate(const std::shared_ptr<M>& module, std::type_identity_t<Loaders<typename M::batch_type>> loaders = {},
+  EvalResults validate(const std::shared_ptr<M>& module,
+                       std::type_identity_t<Loaders<typename M::batch_type>> loaders = {},
                        EvalOptions options = {}) {
     return run_evaluation(Stage::kValidate, module, {nullptr, sources(loaders), nullptr}, options);
   }
   template <std::derived_from<ModuleBase> M, std::derived_from<DataModuleBase> D>
-  EvalResults validate(const std::shared_ptr<M>& module, const std::shared_ptr<D>& data, EvalOptions options = {}) {
+  EvalResults validate(const std::shared_ptr<M>& module,
+                       const std::shared_ptr<D>& data,
+                       EvalOptions options = {}) {
     check_data_module<M, D>();
     return run_evaluation(Stage::kValidate, module, {nullptr, {}, data}, options);
   }
   template <std::derived_from<ModuleBase> M>
-  EvalResults test(const std::shared_ptr<M>& module, std::type_identity_t<Loaders<typename M::batch_type>> loaders = {},
+  EvalResults test(const std::shared_ptr<M>& module,
+                   std::type_identity_t<Loaders<typename M::batch_type>> loaders = {},
                    EvalOptions options = {}) {
     return run_evaluation(Stage::kTest, module, {nullptr, sources(loaders), nullptr}, options);
   }
   template <std::derived_from<ModuleBase> M, std::derived_from<DataModuleBase> D>
-  EvalResults test(const std::shared_ptr<M>& module, const std::shared_ptr<D>& data, EvalOptions options = {}) {
+  EvalResults test(const std::shared_ptr<M>& module,
+                   const std::shared_ptr<D>& data,
+                   EvalOptions options = {}) {
     check_data_module<M, D>();
     return run_evaluation(Stage::kTest, module, {nullptr, {}, data}, options);
   }
 
   /// What predict_step returned, batch by batch, loader by loader, its tensors on the CPU.
   template <std::derived_from<ModuleBase> M>
-  std::vector<typename M::prediction_type> predict(const std::shared_ptr<M>& module,
-                                                   std::type_identity_t<Loaders<typename M::batch_type>> loaders = {},
-                                                   EvalOptions options = {}) {
+  std::vector<typename M::prediction_type> predict(
+      const std::shared_ptr<M>& module,
+      std::type_identity_t<Loaders<typename M::batch_type>> loaders = {},
+      EvalOptions options = {}) {
     return typed<M>(run_prediction(module, {nullptr, sources(loaders), nullptr}, options));
   }
   template <std::derived_from<ModuleBase> M, std::derived_from<DataModuleBase> D>
-  std::vector<typename M::prediction_type> predict(const std::shared_ptr<M>& module, const std::shared_ptr<D>& data,
+  std::vector<typename M::prediction_type> predict(const std::shared_ptr<M>& module,
+                                                   const std::shared_ptr<D>& data,
                                                    EvalOptions options = {}) {
     check_data_module<M, D>();
     return typed<M>(run_prediction(module, {nullptr, {}, data}, options));
   }
 
-  /// Stops the run at the next boundary of a batch, also inside validation: callbacks save, no epoch-end hooks run, and
-  /// a run resumed from that checkpoint goes on exactly. From any thread; does nothing if nothing runs.
+  /// Stops the run at the next boundary of a batch, also inside validation: callbacks save, no
+  /// epoch-end hooks run, and a run resumed from that checkpoint goes on exactly. From any thread;
+  /// does nothing if nothing runs.
   void request_stop(std::string reason = "request_stop() was called");
 
-  /// Writes the state of the last fit (or of the running one) as a checkpoint directory that does not exist yet.
-  void save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope = CheckpointScope::kEverything);
+  /// Writes the state of the last fit (or of the running one) as a checkpoint directory that does
+  /// not exist yet.
+  void save_checkpoint(const std::filesystem::path& directory,
+                       CheckpointScope scope = CheckpointScope::kEverything);
 
   /// Of the last run, read from the device now. See core/module/trainer_context.h.
   std::map<std::string, double> callback_metrics() const;
@@ -139,22 +157,29 @@ class Trainer {
   template <class M, class D>
   static void check_data_module() {
     static_assert(std::is_same_v<typename M::batch_type, typename D::batch_type>,
-                  "This DataModule yields another batch type than the module's training_step takes: give both the same "
+                  "This DataModule yields another batch type than the module's training_step "
+                  "takes: give both the same "
                   "type, as in LightningModule<MyBatch> and DataModule<MyBatch>.");
   }
   template <class M>
   static std::vector<typename M::prediction_type> typed(std::vector<AnyBatch> outputs) {
     std::vector<typename M::prediction_type> result;
     result.reserve(outputs.size());
-    for (auto& output : outputs) result.push_back(std::move(output.get<typename M::prediction_type>()));
+    for (auto& output : outputs)
+      result.push_back(std::move(output.get<typename M::prediction_type>()));
     return result;
   }
 
-  FitResult run_fit(std::shared_ptr<ModuleBase> module, detail::RunSources sources, const FitOptions& options);
-  EvalResults run_evaluation(Stage stage, std::shared_ptr<ModuleBase> module, detail::RunSources sources,
+  FitResult run_fit(std::shared_ptr<ModuleBase> module,
+                    detail::RunSources sources,
+                    const FitOptions& options);
+  EvalResults run_evaluation(Stage stage,
+                             std::shared_ptr<ModuleBase> module,
+                             detail::RunSources sources,
                              const EvalOptions& options);
-  std::vector<AnyBatch> run_prediction(std::shared_ptr<ModuleBase> module, detail::RunSources sources,
-                             const EvalOptions& options);
+  std::vector<AnyBatch> run_prediction(std::shared_ptr<ModuleBase> module,
+                                       detail::RunSources sources,
+                                       const EvalOptions& options);
 
   std::unique_ptr<detail::Session> session_;
 };

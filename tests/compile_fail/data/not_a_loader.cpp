@@ -1,3 +1,5 @@
 #include "fulmen/core/data/loader.h"
 
-fulmen::Loader<fulmen::Batch> train_dataloader() { return 5; }
+fulmen::Loader<fulmen::Batch> train_dataloader() {
+  return 5;
+}

@@ -6,4 +6,6 @@ struct Images {
   at::Tensor get(std::int64_t) const { return {}; }
 };
 
-fulmen::Loader<fulmen::Batch> train_dataloader() { return fulmen::DataLoader(Images()); }
+fulmen::Loader<fulmen::Batch> train_dataloader() {
+  return fulmen::DataLoader(Images());
+}

@@ -9,4 +9,6 @@ struct Images {
   Image get(std::int64_t) const { return {}; }
 };
 
-void read() { fulmen::DataLoader loader{Images()}; }
+void read() {
+  fulmen::DataLoader loader{Images()};
+}

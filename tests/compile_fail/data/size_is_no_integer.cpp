@@ -5,4 +5,6 @@ struct Images {
   at::Tensor get(std::int64_t) const { return {}; }
 };
 
-void read() { fulmen::DataLoader loader{Images()}; }
+void read() {
+  fulmen::DataLoader loader{Images()};
+}

@@ -3,4 +3,6 @@ void say(T) {
   static_assert(sizeof(T) != sizeof(int), "a number is not a sentence");
 }
 
-void use() { say(1); }
+void use() {
+  say(1);
+}

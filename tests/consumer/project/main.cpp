@@ -10,7 +10,9 @@ class Line final : public fulmen::LightningModule<> {
     auto [x, y] = batch.unpack<2>();
     return torch::mse_loss(line_->forward(x), y);
   }
-  fulmen::OptimizerConfigs configure_optimizers() override { return fulmen::SGD::make(*this, {.lr = 0.1}); }
+  fulmen::OptimizerConfigs configure_optimizers() override {
+    return fulmen::SGD::make(*this, {.lr = 0.1});
+  }
   double slope() const { return line_->weight.item<double>(); }
 
  private:
@@ -26,6 +28,7 @@ int main() {
                            .max_epochs = 50});
   trainer.fit(module, fulmen::DataLoader(fulmen::tensor_dataset({x, 3 * x}), {.batch_size = 8}));
   const bool learnt = std::abs(module->slope() - 3) < 0.01;
-  std::cout << "Fulmen " << FULMEN_VERSION << " was found and linked; slope " << module->slope() << "\n";
+  std::cout << "Fulmen " << FULMEN_VERSION << " was found and linked; slope " << module->slope()
+            << "\n";
   return learnt ? 0 : 1;
 }

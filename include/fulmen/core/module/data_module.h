@@ -24,7 +24,9 @@ class DataModuleBase {
   virtual std::shared_ptr<BatchSource> dispatch_train_dataloader() = 0;
   virtual std::vector<std::shared_ptr<BatchSource>> dispatch_eval_dataloaders(Stage stage) = 0;
   virtual void dispatch_before_batch_transfer(BatchView batch, std::int64_t dataloader_idx) = 0;
-  virtual void dispatch_transfer_batch(BatchView batch, c10::Device device, std::int64_t dataloader_idx) = 0;
+  virtual void dispatch_transfer_batch(BatchView batch,
+                                       c10::Device device,
+                                       std::int64_t dataloader_idx) = 0;
   virtual void dispatch_after_batch_transfer(BatchView batch, std::int64_t dataloader_idx) = 0;
 
   /// Set by the trainer for the length of a run.
@@ -52,7 +54,9 @@ class DataModule : public DataModuleBase {
   virtual void on_before_batch_transfer(BatchType& batch, std::int64_t dataloader_idx) {
     module()->dispatch_before_batch_transfer(BatchView(batch), dataloader_idx);
   }
-  virtual void transfer_batch_to_device(BatchType& batch, c10::Device device, std::int64_t dataloader_idx) {
+  virtual void transfer_batch_to_device(BatchType& batch,
+                                        c10::Device device,
+                                        std::int64_t dataloader_idx) {
     module()->dispatch_transfer_batch(BatchView(batch), device, dataloader_idx);
   }
   virtual void on_after_batch_transfer(BatchType& batch, std::int64_t dataloader_idx) {
@@ -68,7 +72,9 @@ class DataModule : public DataModuleBase {
   }
 
   const std::type_info& dispatch_batch_type() const final { return typeid(BatchType); }
-  std::shared_ptr<BatchSource> dispatch_train_dataloader() final { return train_dataloader().source(); }
+  std::shared_ptr<BatchSource> dispatch_train_dataloader() final {
+    return train_dataloader().source();
+  }
   std::vector<std::shared_ptr<BatchSource>> dispatch_eval_dataloaders(Stage stage) final {
     if (stage == Stage::kTest) return sources(test_dataloader());
     if (stage == Stage::kPredict) return sources(predict_dataloader());
@@ -77,7 +83,9 @@ class DataModule : public DataModuleBase {
   void dispatch_before_batch_transfer(BatchView batch, std::int64_t dataloader_idx) final {
     on_before_batch_transfer(typed(batch), dataloader_idx);
   }
-  void dispatch_transfer_batch(BatchView batch, c10::Device device, std::int64_t dataloader_idx) final {
+  void dispatch_transfer_batch(BatchView batch,
+                               c10::Device device,
+                               std::int64_t dataloader_idx) final {
     transfer_batch_to_device(typed(batch), device, dataloader_idx);
   }
   void dispatch_after_batch_transfer(BatchView batch, std::int64_t dataloader_idx) final {

@@ -23,7 +23,8 @@ namespace fulmen {
 /// What on_train_batch_start answers.
 enum class BatchAction {
   kContinue,
-  kSkipEpoch,  ///< Leave out this batch and the rest of the epoch. Validation and epoch-end hooks still run.
+  kSkipEpoch,  ///< Leave out this batch and the rest of the epoch. Validation and epoch-end hooks
+               ///< still run.
 };
 
 enum class OptimizationMode { kAutomatic, kManual };
@@ -35,16 +36,20 @@ class ManualOptimization {
   virtual void manual_backward(const at::Tensor& loss) = 0;
   /// One update of optimizer i in manual optimization, with hooks.
   virtual void manual_step(std::size_t optimizer, const Optimizer::Closure& closure) = 0;
-  /// What ModuleBase::optimizer_step does by default: the closure, then the update unless there is nothing to apply.
+  /// What ModuleBase::optimizer_step does by default: the closure, then the update unless there is
+  /// nothing to apply.
   virtual void automatic_step(Optimizer& optimizer, const Optimizer::Closure& closure) = 0;
-  virtual at::Tensor clip_gradients(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm) = 0;
+  virtual at::Tensor clip_gradients(Optimizer& optimizer,
+                                    std::optional<double> value,
+                                    ClipAlgorithm algorithm) = 0;
 
  protected:
   ~ManualOptimization() = default;
 };
 
-/// The face of a user's model that trainer, callbacks and strategies know; users derive from LightningModule<Batch>.
-/// Hooks have Lightning's names and order (docs/hooks.md). All run on the trainer's thread.
+/// The face of a user's model that trainer, callbacks and strategies know; users derive from
+/// LightningModule<Batch>. Hooks have Lightning's names and order (docs/hooks.md). All run on the
+/// trainer's thread.
 class ModuleBase : public torch::nn::Module {
  public:
   using torch::nn::Module::Module;
@@ -54,8 +59,9 @@ class ModuleBase : public torch::nn::Module {
   virtual void prepare_data() {}
   virtual void setup(Stage) {}
   virtual void teardown(Stage) {}
-  /// Builds layers that need the strategy: called once per strategy and mesh, inside its model_sharded_context(),
-  /// before weights are restored and optimizers exist. register_module here is the normal way.
+  /// Builds layers that need the strategy: called once per strategy and mesh, inside its
+  /// model_sharded_context(), before weights are restored and optimizers exist. register_module
+  /// here is the normal way.
   virtual void configure_sharded_model() {}
   /// Required by fit.
   virtual OptimizerConfigs configure_optimizers();
@@ -87,21 +93,28 @@ class ModuleBase : public torch::nn::Module {
   /// After the modes were given back.
   virtual void on_validation_model_train() {}
   virtual void on_test_model_train() {}
-  /// Before a validation in fit, unless a window of micro-batches is open. Default: drops all gradients, but not in
-  /// manual optimization.
+  /// Before a validation in fit, unless a window of micro-batches is open. Default: drops all
+  /// gradients, but not in manual optimization.
   virtual void on_validation_model_zero_grad();
 
   /// `loss` as training_step returned it: neither divided nor scaled.
   virtual void on_before_backward(const at::Tensor& /*loss*/) {}
   virtual void on_after_backward() {}
-  /// Automatic optimization's backward; `gradient` is the weight and scale of this micro-batch (undefined: 1).
+  /// Automatic optimization's backward; `gradient` is the weight and scale of this micro-batch
+  /// (undefined: 1).
   virtual void backward(const at::Tensor& loss, const at::Tensor& gradient);
   virtual void on_before_zero_grad(Optimizer&) {}
-  virtual void optimizer_zero_grad(std::int64_t epoch, std::int64_t batch_idx, Optimizer& optimizer);
+  virtual void optimizer_zero_grad(std::int64_t epoch,
+                                   std::int64_t batch_idx,
+                                   Optimizer& optimizer);
   virtual void on_before_optimizer_step(Optimizer&) {}
-  virtual void configure_gradient_clipping(Optimizer& optimizer, std::optional<double> value, ClipAlgorithm algorithm);
+  virtual void configure_gradient_clipping(Optimizer& optimizer,
+                                           std::optional<double> value,
+                                           ClipAlgorithm algorithm);
   /// Must call the closure, directly or through the default.
-  virtual void optimizer_step(std::int64_t epoch, std::int64_t batch_idx, Optimizer& optimizer,
+  virtual void optimizer_step(std::int64_t epoch,
+                              std::int64_t batch_idx,
+                              Optimizer& optimizer,
                               const Optimizer::Closure& closure);
   virtual void lr_scheduler_step(LRScheduler& scheduler, std::optional<double> metric);
 
@@ -109,8 +122,9 @@ class ModuleBase : public torch::nn::Module {
   virtual void on_save_checkpoint(StateDict& /*extra*/) {}
   virtual void on_load_checkpoint(const StateDict& /*extra*/) {}
 
-  /// Records a scalar: a number or a tensor of one element, which is not read from the device before somebody asks.
-  /// Throws ConfigError in hooks where Lightning forbids it, and outside a run.
+  /// Records a scalar: a number or a tensor of one element, which is not read from the device
+  /// before somebody asks. Throws ConfigError in hooks where Lightning forbids it, and outside a
+  /// run.
   void log(std::string_view name, const at::Tensor& value, const LogOptions& options = {});
   void log(std::string_view name, double value, const LogOptions& options = {});
   void log_dict(const TensorMap& values, const LogOptions& options = {});
@@ -123,9 +137,10 @@ class ModuleBase : public torch::nn::Module {
   /// Only parameters of optimizer `index` require gradients until untoggle_optimizer.
   void toggle_optimizer(std::size_t index);
   void untoggle_optimizer();
-  /// Clips the gradients of one optimizer, after unscaling them. Returns the norm before that as a tensor that nobody
-  /// has read yet; undefined for kValue or without a value.
-  at::Tensor clip_gradients(Optimizer& optimizer, std::optional<double> value,
+  /// Clips the gradients of one optimizer, after unscaling them. Returns the norm before that as a
+  /// tensor that nobody has read yet; undefined for kValue or without a value.
+  at::Tensor clip_gradients(Optimizer& optimizer,
+                            std::optional<double> value,
                             ClipAlgorithm algorithm = ClipAlgorithm::kNorm);
 
   /// Throws ConfigError outside a run.
@@ -140,19 +155,36 @@ class ModuleBase : public torch::nn::Module {
   // The typed face, erased: implemented by LightningModule<Batch>, called by the trainer.
   virtual const std::type_info& dispatch_batch_type() const = 0;
   virtual StepOutput dispatch_training_step(BatchView batch, std::int64_t batch_idx) = 0;
-  virtual StepOutput dispatch_validation_step(BatchView batch, std::int64_t batch_idx, std::int64_t dataloader_idx) = 0;
-  virtual StepOutput dispatch_test_step(BatchView batch, std::int64_t batch_idx, std::int64_t dataloader_idx) = 0;
-  virtual AnyBatch dispatch_predict_step(BatchView batch, std::int64_t batch_idx, std::int64_t dataloader_idx) = 0;
-  virtual BatchAction dispatch_train_batch_start(BatchView batch, std::int64_t batch_idx) = 0;
-  virtual void dispatch_train_batch_end(const StepOutput& outputs, BatchView batch, std::int64_t batch_idx) = 0;
-  virtual void dispatch_eval_batch_start(Stage stage, BatchView batch, std::int64_t batch_idx,
+  virtual StepOutput dispatch_validation_step(BatchView batch,
+                                              std::int64_t batch_idx,
+                                              std::int64_t dataloader_idx) = 0;
+  virtual StepOutput dispatch_test_step(BatchView batch,
+                                        std::int64_t batch_idx,
+                                        std::int64_t dataloader_idx) = 0;
+  virtual AnyBatch dispatch_predict_step(BatchView batch,
+                                         std::int64_t batch_idx,
                                          std::int64_t dataloader_idx) = 0;
-  virtual void dispatch_eval_batch_end(Stage stage, const StepOutput& outputs, BatchView batch, std::int64_t batch_idx,
+  virtual BatchAction dispatch_train_batch_start(BatchView batch, std::int64_t batch_idx) = 0;
+  virtual void dispatch_train_batch_end(const StepOutput& outputs,
+                                        BatchView batch,
+                                        std::int64_t batch_idx) = 0;
+  virtual void dispatch_eval_batch_start(Stage stage,
+                                         BatchView batch,
+                                         std::int64_t batch_idx,
+                                         std::int64_t dataloader_idx) = 0;
+  virtual void dispatch_eval_batch_end(Stage stage,
+                                       const StepOutput& outputs,
+                                       BatchView batch,
+                                       std::int64_t batch_idx,
                                        std::int64_t dataloader_idx) = 0;
-  virtual void dispatch_predict_batch_end(BatchView prediction, BatchView batch, std::int64_t batch_idx,
+  virtual void dispatch_predict_batch_end(BatchView prediction,
+                                          BatchView batch,
+                                          std::int64_t batch_idx,
                                           std::int64_t dataloader_idx) = 0;
   virtual void dispatch_before_batch_transfer(BatchView batch, std::int64_t dataloader_idx) = 0;
-  virtual void dispatch_transfer_batch(BatchView batch, c10::Device device, std::int64_t dataloader_idx) = 0;
+  virtual void dispatch_transfer_batch(BatchView batch,
+                                       c10::Device device,
+                                       std::int64_t dataloader_idx) = 0;
   virtual void dispatch_after_batch_transfer(BatchView batch, std::int64_t dataloader_idx) = 0;
   virtual std::shared_ptr<BatchSource> dispatch_train_dataloader() = 0;
   /// Stage kFit is kValidate here.

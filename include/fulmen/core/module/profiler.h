@@ -15,7 +15,8 @@ namespace fulmen {
 class Profiler {
  public:
   virtual ~Profiler() = default;
-  /// From now on `hook` runs (callbacks and module alike); kOutside: the trainer's own work, reading batches among it.
+  /// From now on `hook` runs (callbacks and module alike); kOutside: the trainer's own work,
+  /// reading batches among it.
   virtual void enter(HookPoint hook) = 0;
   /// Said at the end of a run.
   virtual std::string describe() const = 0;
@@ -33,8 +34,12 @@ class SimpleProfiler final : public Profiler {
   void enter(HookPoint hook) override;
   /// A table of hooks, longest first: calls, seconds, share.
   std::string describe() const override;
-  std::int64_t calls(HookPoint hook) const { return entries_[static_cast<std::size_t>(hook)].calls; }
-  std::chrono::duration<double> time(HookPoint hook) const { return entries_[static_cast<std::size_t>(hook)].time; }
+  std::int64_t calls(HookPoint hook) const {
+    return entries_[static_cast<std::size_t>(hook)].calls;
+  }
+  std::chrono::duration<double> time(HookPoint hook) const {
+    return entries_[static_cast<std::size_t>(hook)].time;
+  }
 
  private:
   struct Entry {

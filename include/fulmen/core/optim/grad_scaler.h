@@ -42,8 +42,8 @@ class GradScaler {
   /// Unscales if that was not done, then steps unless a gradient is not finite. Returns whether it
   /// stepped. Reads found_inf once. Closures are not supported, since they make new gradients.
   bool step(Optimizer& optimizer);
-  /// Lets an optimizer that was stepped be unscaled and stepped again in this window, for new gradients of the same
-  /// scale. What was found stays noted for update().
+  /// Lets an optimizer that was stepped be unscaled and stepped again in this window, for new
+  /// gradients of the same scale. What was found stays noted for update().
   void reopen(const Optimizer& optimizer);
   /// Adapts the scale to what was found, and ends the window.
   void update();

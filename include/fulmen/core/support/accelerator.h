@@ -18,7 +18,8 @@ class Accelerator {
   virtual c10::Device device(int index) const = 0;
   /// Waits for the work queued on the device.
   virtual void synchronize(c10::Device device) = 0;
-  /// A copy in memory from which transfers do not block; the tensor itself where there is no such thing.
+  /// A copy in memory from which transfers do not block; the tensor itself where there is no such
+  /// thing.
   virtual at::Tensor pin_memory(const at::Tensor& tensor) = 0;
   /// The device's default generator as a byte tensor on the CPU.
   virtual at::Tensor random_state(c10::Device device) = 0;

@@ -49,7 +49,8 @@ class DistributedError : public Error {
   using Error::Error;
 };
 
-/// Throws E with the text "<where>: <parts...>". Say what was given, what is allowed, and the remedy.
+/// Throws E with the text "<where>: <parts...>". Say what was given, what is allowed, and the
+/// remedy.
 template <class E, class... Parts>
 [[noreturn]] void fail(std::string_view where, const Parts&... parts) {
   std::ostringstream text;

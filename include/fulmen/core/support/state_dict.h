@@ -25,12 +25,22 @@ struct StateDict {
 
 /// Readers for values that come from a file. `where` names the owner in the message.
 /// Each throws CheckpointError if the key is missing or of another type.
-std::int64_t require_int(const boost::json::object& object, std::string_view key, std::string_view where);
-double require_double(const boost::json::object& object, std::string_view key, std::string_view where);
+std::int64_t require_int(const boost::json::object& object,
+                         std::string_view key,
+                         std::string_view where);
+double require_double(const boost::json::object& object,
+                      std::string_view key,
+                      std::string_view where);
 bool require_bool(const boost::json::object& object, std::string_view key, std::string_view where);
-std::string require_string(const boost::json::object& object, std::string_view key, std::string_view where);
-const boost::json::object& require_object(const boost::json::object& object, std::string_view key, std::string_view where);
-const boost::json::array& require_array(const boost::json::object& object, std::string_view key, std::string_view where);
+std::string require_string(const boost::json::object& object,
+                           std::string_view key,
+                           std::string_view where);
+const boost::json::object& require_object(const boost::json::object& object,
+                                          std::string_view key,
+                                          std::string_view where);
+const boost::json::array& require_array(const boost::json::object& object,
+                                        std::string_view key,
+                                        std::string_view where);
 
 /// A double as JSON; bitwise the same after json_to_double, also through a file. JSON has no NaN or
 /// infinity: these become the strings "nan", "inf" and "-inf". A number that Boost's parser would
