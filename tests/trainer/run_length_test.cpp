@@ -12,7 +12,9 @@ std::optional<std::int64_t> stepping_batches(const TrainerOptions& options) {
   };
   Trainer trainer(options);
   trainer.fit(module, singles({1, 2, 3, 4, 5}));
-  if (result) EXPECT_EQ(trainer.progress().global_step, *result);
+  if (result) {
+    EXPECT_EQ(trainer.progress().global_step, *result);
+  }
   return result;
 }
 
