@@ -232,8 +232,8 @@ BatchLimit Session::train_limit() const {
 }
 
 std::optional<std::int64_t> Session::estimated_stepping_batches() {
-  if (stage_ != Stage::kFit) {
-    fail<ConfigError>("Trainer", "estimated_stepping_batches is known in fit only.");
+  if (stage_ != Stage::kFit || !running_) {
+    fail<ConfigError>("Trainer", "estimated_stepping_batches is known while fit runs only.");
   }
   const auto running = metrics.hook();
   early_source_ = train_source();

@@ -1,5 +1,6 @@
 #include "fulmen/core/checkpoint/weights.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
@@ -122,6 +123,10 @@ class Comparison {
           c10::toString(target.scalar_type()),
           " here");
     }
+    if (at::has_internal_overlap(target) == at::MemOverlap::Yes)
+      add("memory: elements of '",
+          name,
+          "' share memory, so they cannot be loaded; register a clone()");
     if (target.is_meta())
       add("meta: '", name, "' has no memory here; materialize the module first");
   }

@@ -149,5 +149,13 @@ TEST(RunLength, MaxTimeEndsTheRun) {
   EXPECT_EQ(result.status, RunStatus::kFinished);
 }
 
+TEST(EstimatedSteppingBatches, OutsideAFitAreRefused) {
+  Trainer trainer(quiet());
+  const auto ask = [&] { trainer.context().estimated_stepping_batches(); };
+  EXPECT_TRUE(contains(message_of<ConfigError>(ask), "while fit runs only"));
+  trainer.fit(std::make_shared<Toy>(), singles({1}));
+  EXPECT_TRUE(contains(message_of<ConfigError>(ask), "while fit runs only"));
+}
+
 }  // namespace
 }  // namespace fulmen

@@ -257,5 +257,22 @@ TEST(CheckLoad, ChangesNothing) {
   EXPECT_TRUE(target.equal(torch::zeros({2})));
 }
 
+TEST(LoadWeights, RefusesABufferThatSharesItsElementsBeforeItChangesAnything) {
+  torch::nn::Linear module(2, 2);
+  module->register_buffer("same", torch::ones({1}).expand({5}));
+  const auto before = module->weight.detach().clone();
+  TensorMap stored;
+  for (const auto& [name, tensor] : module_state(*module).tensors)
+    stored[name] = tensor.clone() + 1;
+  try {
+    load_into(stored, {}, named_tensors(*module), "test");
+    FAIL() << "nothing was thrown";
+  } catch (const CheckpointError& error) {
+    EXPECT_NE(std::string(error.what()).find("'same' share memory"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_TRUE(module->weight.equal(before));
+}
+
 }  // namespace
 }  // namespace fulmen
