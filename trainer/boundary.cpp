@@ -14,12 +14,12 @@ void Boundary::take(Session& session) {
     if (buffer.defined()) buffers.emplace_back(buffer, buffer.detach().clone());
   }
   gradients.clear();
+  // Outside a window the next step drops gradients anyway; in manual optimization the user decides
+  // that.
+  const bool open = session.state.window_open() ||
+                    session.module->optimization_mode() == OptimizationMode::kManual;
   for (const auto& [name, parameter] : session.distinct_parameters()) {
     const auto& gradient = parameter.grad();
-    // Outside a window the next step drops gradients anyway; in manual optimization the user
-    // decides that.
-    const bool open = session.state.window_open() ||
-                      session.module->optimization_mode() == OptimizationMode::kManual;
     gradients.emplace_back(parameter,
                            open && gradient.defined() ? gradient.detach().clone() : at::Tensor());
   }

@@ -138,15 +138,12 @@ void restore_callbacks(Session& session, const CheckpointContents& contents) {
     callback->on_load_checkpoint(session, *session.module, extra);
   }
   const auto& states = require_object(contents.trainer, "callbacks", kWhere);
-  std::size_t used = 0;
   for (const auto& callback : session.callbacks_) {
     const auto key = callback->state_key();
     const auto* values = states.if_contains(key);
     if (values == nullptr) continue;
-    ++used;
     callback->load_state_dict(unstore(values->as_object(), "callback/" + key, contents.rank_state));
   }
-  if (used == states.size()) return;
   std::string unused;
   for (const auto& [key, values] : states) {
     const bool known = std::any_of(
@@ -155,6 +152,7 @@ void restore_callbacks(Session& session, const CheckpointContents& contents) {
         });
     if (!known) unused += (unused.empty() ? "" : ", ") + std::string(key);
   }
+  if (unused.empty()) return;
   session.log().warning(
       "Trainer: the checkpoint has state of callbacks that this trainer does not have: ",
       unused,

@@ -151,7 +151,7 @@ void Session::automatic_step(Optimizer& optimizer, const Optimizer::Closure& clo
   }
   closure();
   if (state.skip_update) return;
-  state.phase = BatchPhase::kUpdating;
+  state.phase = BatchPhase::kUpdating;  // Also if a user's closure did not call ours.
   optimizer.step();
   state.updated = true;
 }
@@ -226,9 +226,12 @@ std::vector<std::shared_ptr<BatchSource>> Session::eval_sources(Stage stage) {
   return found;
 }
 
+BatchLimit Session::dev_run_or(const BatchLimit& limit) const {
+  return options.fast_dev_run > 0 ? batches(options.fast_dev_run) : limit;
+}
+
 BatchLimit Session::train_limit() const {
-  if (options.fast_dev_run > 0) return batches(options.fast_dev_run);
-  return options.overfit_batches.value_or(options.limit_train_batches);
+  return dev_run_or(options.overfit_batches.value_or(options.limit_train_batches));
 }
 
 std::optional<std::int64_t> Session::estimated_stepping_batches() {

@@ -83,8 +83,7 @@ class Session final : public TrainerContext, public ManualOptimization {
     metrics.set_hook(point);
     if (options.profiler) options.profiler->enter(point);
   }
-  /// Calls a hook of every callback. Hooks at whose end checkpoints may be written call those last,
-  /// after the module.
+  /// Calls a hook of every callback.
   template <class Hook, class... Args>
   void call_callbacks(HookPoint point, Hook member, Args&&... args) {
     set_hook(point);
@@ -96,6 +95,19 @@ class Session final : public TrainerContext, public ManualOptimization {
     for (auto& callback : callbacks_) {
       if (predicate(callback->kind())) ((*callback).*member)(*this, *module, args...);
     }
+  }
+  /// A hook at whose end checkpoints may be written: checkpoint callbacks come after the module,
+  /// whose part is `module_part`.
+  template <class Hook, class ModulePart, class... Args>
+  void call_checkpoints_last(HookPoint point,
+                             Hook member,
+                             const ModulePart& module_part,
+                             Args&&... args) {
+    const auto ordinary = [](CallbackKind kind) { return kind != CallbackKind::kCheckpoint; };
+    const auto checkpoints = [](CallbackKind kind) { return kind == CallbackKind::kCheckpoint; };
+    call_callbacks_if(point, ordinary, member, args...);
+    module_part(hook(point));
+    call_callbacks_if(point, checkpoints, member, args...);
   }
   /// The same hook of callbacks, then of the module.
   template <class CallbackHook, class ModuleHook, class... Args>
@@ -131,6 +143,8 @@ class Session final : public TrainerContext, public ManualOptimization {
   std::vector<std::shared_ptr<BatchSource>> eval_sources(Stage stage);
   std::shared_ptr<BatchSource> train_source();
   BatchLimit train_limit() const;
+  /// A limit, or that of fast_dev_run in its place.
+  BatchLimit dev_run_or(const BatchLimit& limit) const;
   void prepare_source(BatchSource& source) const;
   bool evaluates_in_inference_mode() const {
     return options.inference_mode && stage_ != Stage::kFit;

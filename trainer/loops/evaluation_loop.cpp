@@ -91,9 +91,8 @@ MetricPhase EvaluationLoop::phase() const {
 
 BatchLimit EvaluationLoop::limit() const {
   const auto& options = session_.options;
-  if (options.fast_dev_run > 0) return batches(options.fast_dev_run);
-  if (stage_ == Stage::kValidate && options.overfit_batches) return *options.overfit_batches;
-  return options.*hooks().limit;
+  const bool overfits = stage_ == Stage::kValidate && options.overfit_batches;
+  return session_.dev_run_or(overfits ? *options.overfit_batches : options.*hooks().limit);
 }
 
 BatchLimit EvaluationLoop::few_batches(const LimitedSource& whole) const {
@@ -142,11 +141,8 @@ void EvaluationLoop::finish() {
     session_.send_to_loggers(session_.metrics.epoch_metrics(phase()), step);
   }
   if (on_complete_) on_complete_();
-  const auto ordinary = [](CallbackKind kind) { return kind != CallbackKind::kCheckpoint; };
-  const auto checkpoints = [](CallbackKind kind) { return kind == CallbackKind::kCheckpoint; };
-  session_.call_callbacks_if(end.point, ordinary, end.callback);
-  (session_.hook(end.point).*end.module)();
-  session_.call_callbacks_if(end.point, checkpoints, end.callback);
+  session_.call_checkpoints_last(
+      end.point, end.callback, [&](ModuleBase& module) { (module.*end.module)(); });
 }
 
 std::vector<LimitedSource> EvaluationLoop::limited_sources() {
@@ -174,10 +170,7 @@ bool EvaluationLoop::run_batches(std::vector<LimitedSource>& loaders) {
   AnyBatch batch;
   for (std::size_t i = 0; i < loaders.size(); ++i) {
     auto& loader = loaders[i];
-    struct Stop {
-      LimitedSource& source;
-      ~Stop() { source.stop(); }
-    } stop{loader};
+    const StopAtExit stop{loader};
     const auto order = session_.options.overfit_batches ? 0 : session_.state.progress.epoch;
     loader.start({.epoch = order, .batches_to_skip = 0});
     for (std::int64_t batch_idx = 0; loader.next(batch); ++batch_idx) {

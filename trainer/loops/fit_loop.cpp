@@ -51,11 +51,11 @@ const char* FitLoop::run() {
 
 void FitLoop::connect_validation_data() {
   const auto& options = session_.options;
-  const auto limit = options.overfit_batches.value_or(options.limit_val_batches);
+  const auto limit =
+      session_.dev_run_or(options.overfit_batches.value_or(options.limit_val_batches));
   val_sources_.clear();
   // Loaders of a validation that is turned off are not even asked for.
-  if (!limit.is_off() || options.fast_dev_run > 0)
-    val_sources_ = session_.eval_sources(Stage::kValidate);
+  if (!limit.is_off()) val_sources_ = session_.eval_sources(Stage::kValidate);
   session_.plan_.has_validation = !val_sources_.empty();
 }
 
@@ -237,7 +237,7 @@ void FitLoop::end_epoch() {
   session_.hook(point).on_train_epoch_end();
   session_.metrics.commit();
   // Before checkpoints are written, so that a resumed run has the same learning rate.
-  if (complete) step_plateau_schedulers(Interval::kEpoch, state.progress.epoch + 1);
+  if (complete) step_epoch_plateau_schedulers();
   state.epoch_closing = complete;
   pinned_.reset();
   // Monitors judge whole epochs: of one that was broken off there are no new values of validation.
@@ -322,10 +322,10 @@ void FitLoop::log_step() {
 }
 
 void FitLoop::step_schedulers(bool updated, bool last_batch) {
+  if (session_.module->optimization_mode() == OptimizationMode::kManual) return;
   const auto& progress = session_.state.progress;
   for (const auto& config : session_.optimizers) {
     for (const auto& scheduler : config.schedulers) {
-      if (session_.module->optimization_mode() == OptimizationMode::kManual) continue;
       if (scheduler.interval == Interval::kStep) {
         if (updated && progress.global_step % scheduler.frequency == 0) step_scheduler(scheduler);
       } else if (last_batch && !scheduler.scheduler->needs_metric()) {
@@ -335,12 +335,14 @@ void FitLoop::step_schedulers(bool updated, bool last_batch) {
   }
 }
 
-void FitLoop::step_plateau_schedulers(Interval interval, std::int64_t count) {
+void FitLoop::step_epoch_plateau_schedulers() {
   if (session_.module->optimization_mode() == OptimizationMode::kManual) return;
+  const auto epochs = session_.state.progress.epoch + 1;
   for (const auto& config : session_.optimizers) {
     for (const auto& scheduler : config.schedulers) {
-      const bool plateau = scheduler.interval == interval && scheduler.scheduler->needs_metric();
-      if (plateau && count % scheduler.frequency == 0) step_scheduler(scheduler);
+      const bool plateau =
+          scheduler.interval == Interval::kEpoch && scheduler.scheduler->needs_metric();
+      if (plateau && epochs % scheduler.frequency == 0) step_scheduler(scheduler);
     }
   }
 }
@@ -375,14 +377,10 @@ void FitLoop::mark_boundary() {
   if (keeps_boundary_) boundary_.take(session_);
 }
 
-bool FitLoop::roll_back() {
-  auto& state = session_.state;
+void FitLoop::roll_back() {
   session_.metrics.discard();
-  if (state.phase == BatchPhase::kUpdating) return false;
-  if (state.phase == BatchPhase::kBoundary || pinned_) return true;
-  if (!keeps_boundary_) return false;
-  boundary_.put_back(session_);
-  return true;
+  const bool inside = session_.state.phase == BatchPhase::kBeforeUpdate;
+  if (inside && !pinned_ && keeps_boundary_) boundary_.put_back(session_);
 }
 
 StateDict FitLoop::source_state() const {

@@ -31,8 +31,8 @@ class FitLoop {
   void log_step();
 
   TrainWindow& window() { return window_; }
-  /// Puts the module back to the last boundary of a batch. False if that cannot be done.
-  bool roll_back();
+  /// Puts run and module back to the last boundary of a batch, if that is kept and can be done.
+  void roll_back();
   /// The position, random state and callbacks that a checkpoint written now stores; null: the
   /// current ones.
   const CheckpointContents* pinned_state() const { return pinned_ ? &*pinned_ : nullptr; }
@@ -53,7 +53,7 @@ class FitLoop {
   void run_epoch();
   void start_epoch();
   void end_epoch();
-  void step_plateau_schedulers(Interval interval, std::int64_t count);
+  void step_epoch_plateau_schedulers();
   void step_scheduler(const SchedulerConfig& config);
   bool validation_epoch() const;
   void check_interval() const;

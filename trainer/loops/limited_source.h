@@ -44,4 +44,10 @@ class LimitedSource {
   AnyBatch ahead_;
 };
 
+/// Leaves the epoch of a source at the end of a scope, also by an exception.
+struct StopAtExit {
+  LimitedSource& source;
+  ~StopAtExit() { source.stop(); }
+};
+
 }  // namespace fulmen::detail

@@ -31,20 +31,15 @@ void predict_loader(Session& session,
                     BatchSource& source,
                     std::int64_t loader_idx,
                     std::vector<AnyBatch>& outputs) {
-  const auto limit = session.options.fast_dev_run > 0 ? batches(session.options.fast_dev_run)
-                                                      : session.options.limit_predict_batches;
   LimitedSource loader(source,
-                       limit,
+                       session.dev_run_or(session.options.limit_predict_batches),
                        "the predict loader " + std::to_string(loader_idx),
                        "limit_predict_batches",
                        Lookahead::kNo);
   session.prepare_source(source);
   loader.require_batches();
   session.plan_.eval_batches.push_back(loader.size());
-  struct Stop {
-    LimitedSource& source;
-    ~Stop() { source.stop(); }
-  } stop{loader};
+  const StopAtExit stop{loader};
   loader.start({.epoch = session.progress().epoch, .batches_to_skip = 0});
   AnyBatch batch;
   for (std::int64_t batch_idx = 0; loader.next(batch); ++batch_idx) {

@@ -140,10 +140,7 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
     session_.set_hook(HookPoint::kOptimizerStep);
     return loss;
   }
-  session_.call(HookPoint::kOnBeforeOptimizerStep,
-                &Callback::on_before_optimizer_step,
-                &ModuleBase::on_before_optimizer_step,
-                chosen);
+  call_before_step(chosen);
   session_.hook(HookPoint::kConfigureGradientClipping)
       .configure_gradient_clipping(
           chosen, session_.options.gradient_clip_val, session_.options.gradient_clip_algorithm);
@@ -151,6 +148,13 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
   if (!again) watch(chosen);
   state.phase = BatchPhase::kUpdating;
   return loss;
+}
+
+void TrainWindow::call_before_step(Optimizer& optimizer) {
+  session_.call(HookPoint::kOnBeforeOptimizerStep,
+                &Callback::on_before_optimizer_step,
+                &ModuleBase::on_before_optimizer_step,
+                optimizer);
 }
 
 void TrainWindow::drop_gradients() const {
@@ -189,7 +193,7 @@ at::Tensor TrainWindow::run_micro_batch(GradSync sync) {
   }
   if (!output_.loss.requires_grad())
     return output_.loss;  // Without optimizers nothing needs its gradient.
-  run_backward(output_.loss, sync);
+  run_backward(output_.loss, seed(), sync);
   add_weight();
   output_.loss = output_.loss.detach();
   return output_.loss;
@@ -256,13 +260,13 @@ bool TrainWindow::loss_is_usable() {
                       ".nonfinite_loss = NonFiniteLoss::kSkipStep leaves such updates out.");
 }
 
-void TrainWindow::run_backward(const at::Tensor& loss, GradSync sync) {
+void TrainWindow::run_backward(const at::Tensor& loss, const at::Tensor& gradient, GradSync sync) {
   session_.call(HookPoint::kOnBeforeBackward,
                 &Callback::on_before_backward,
                 &ModuleBase::on_before_backward,
                 loss);
   session_.set_hook(HookPoint::kBackward);
-  session_.strategy().backward(*session_.module, loss, seed(), sync);
+  session_.strategy().backward(*session_.module, loss, gradient, sync);
   session_.call(
       HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
 }
@@ -332,9 +336,13 @@ void TrainWindow::finish_gradients() {
   }
 }
 
-bool TrainWindow::gradients_are_finite(Optimizer& optimizer) {
+void TrainWindow::unscale_once(const Optimizer& optimizer) {
   scaler_used_ = true;
   if (!session_.scaler->found_inf(optimizer).defined()) session_.scaler->unscale(optimizer);
+}
+
+bool TrainWindow::gradients_are_finite(const Optimizer& optimizer) {
+  unscale_once(optimizer);
   const auto found = session_.scaler->found_inf(optimizer);
   return !found.defined() || found.item<float>() == 0;
 }
@@ -352,15 +360,16 @@ void TrainWindow::end_batch() {
   state.validation_pending = loop_.validation_is_due(state.updated);
   state.phase = BatchPhase::kBoundary;
 
-  const auto ordinary = [](CallbackKind kind) { return kind != CallbackKind::kCheckpoint; };
-  const auto checkpoints = [](CallbackKind kind) { return kind == CallbackKind::kCheckpoint; };
-  const auto point = HookPoint::kOnTrainBatchEnd;
-  session_.call_callbacks_if(
-      point, ordinary, &Callback::on_train_batch_end, output_, batch_.view(), batch_idx_);
-  session_.hook(point).dispatch_train_batch_end(output_, batch_.view(), batch_idx_);
-  session_.metrics.commit();
-  session_.call_callbacks_if(
-      point, checkpoints, &Callback::on_train_batch_end, output_, batch_.view(), batch_idx_);
+  const auto module_part = [this](ModuleBase& module) {
+    module.dispatch_train_batch_end(output_, batch_.view(), batch_idx_);
+    session_.metrics.commit();
+  };
+  session_.call_checkpoints_last(HookPoint::kOnTrainBatchEnd,
+                                 &Callback::on_train_batch_end,
+                                 module_part,
+                                 output_,
+                                 batch_.view(),
+                                 batch_idx_);
   session_.set_hook(HookPoint::kOutside);
   if (state.updated) loop_.log_step();
   batch_.reset();

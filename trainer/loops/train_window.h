@@ -42,14 +42,16 @@ class TrainWindow final : public Window {
   void zero_gradients();
   void check_loss() const;
   bool loss_is_usable();
-  void run_backward(const at::Tensor& loss, GradSync sync);
+  void run_backward(const at::Tensor& loss, const at::Tensor& gradient, GradSync sync);
+  void call_before_step(Optimizer& optimizer);
   at::Tensor seed() const;
   void add_weight();
   at::Tensor closure(std::size_t optimizer);
   void apply();
   bool divides() const;
   void finish_gradients();
-  bool gradients_are_finite(Optimizer& optimizer);
+  void unscale_once(const Optimizer& optimizer);
+  bool gradients_are_finite(const Optimizer& optimizer);
   void close();
   /// So that an optimizer that is stepped nevertheless finds nothing to do.
   void drop_gradients() const;

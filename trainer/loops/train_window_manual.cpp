@@ -20,14 +20,7 @@ void TrainWindow::manual_backward(const at::Tensor& loss) {
   const auto running = session_.metrics.hook();
   at::Tensor gradient;
   if (session_.scaler) gradient = session_.scaler->scale(at::ones_like(loss).detach());
-  session_.call(HookPoint::kOnBeforeBackward,
-                &Callback::on_before_backward,
-                &ModuleBase::on_before_backward,
-                loss);
-  session_.set_hook(HookPoint::kBackward);
-  session_.strategy().backward(*session_.module, loss, gradient, GradSync::kNow);
-  session_.call(
-      HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
+  run_backward(loss, gradient, GradSync::kNow);
   session_.set_hook(running);
 }
 
@@ -36,8 +29,7 @@ void TrainWindow::unscale(std::size_t index) {
   // After a step there are new gradients, of the same scale: it is adapted at the end of the batch.
   if (stepped_[index]) session_.scaler->reopen(optimizer);
   stepped_[index] = false;
-  scaler_used_ = true;
-  if (!session_.scaler->found_inf(optimizer).defined()) session_.scaler->unscale(optimizer);
+  unscale_once(optimizer);
 }
 
 void TrainWindow::unscale_before_clipping(const Optimizer& optimizer) {
@@ -65,22 +57,16 @@ void TrainWindow::manual_step(std::size_t index, const Optimizer::Closure& closu
     stepped_[index] = true;
     finite = gradients_are_finite(optimizer);
   }
-  const auto before_step = [&] {
-    session_.call(HookPoint::kOnBeforeOptimizerStep,
-                  &Callback::on_before_optimizer_step,
-                  &ModuleBase::on_before_optimizer_step,
-                  optimizer);
-  };
   if (finite) {
     state.phase = BatchPhase::kUpdating;
     if (closure) {
       optimizer.step([&] {
         auto loss = closure();
-        before_step();  // Gradients are there only now.
+        call_before_step(optimizer);  // Gradients are there only now.
         return loss;
       });
     } else {
-      before_step();
+      call_before_step(optimizer);
       optimizer.step();
     }
     state.updated = true;
