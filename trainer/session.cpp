@@ -164,11 +164,7 @@ at::Tensor Session::clip_gradients(Optimizer& optimizer,
     fail<ConfigError>(
         module->name(), "clip_gradients needs a value greater than 0, got ", *value, ".");
   if (fit_loop != nullptr) fit_loop->window().unscale_before_clipping(optimizer);
-  std::vector<at::Tensor> parameters;
-  for (std::size_t group = 0; group < optimizer.group_count(); ++group) {
-    for (const auto& parameter : optimizer.parameters(group))
-      parameters.push_back(parameter.tensor);
-  }
+  const auto parameters = optimizer.all_parameters();
   if (algorithm == ClipAlgorithm::kNorm) return strategy_->clip_grad_norm(parameters, *value);
   strategy_->clip_grad_value(parameters, *value);
   return {};

@@ -99,27 +99,20 @@ void ModuleBase::toggle_optimizer(std::size_t index) {
                       ") was called while another optimizer is toggled. Call ",
                       "untoggle_optimizer() first.");
   }
-  auto& chosen = optimizer(index);
   std::set<at::TensorImpl*> own;
-  for (std::size_t group = 0; group < chosen.group_count(); ++group) {
-    for (const auto& parameter : chosen.parameters(group))
-      own.insert(parameter.tensor.unsafeGetTensorImpl());
-  }
+  for (const auto& tensor : optimizer(index).all_parameters())
+    own.insert(tensor.unsafeGetTensorImpl());
   for (const auto& config : trainer().optimizer_configs()) {
-    for (std::size_t group = 0; group < config.optimizer->group_count(); ++group) {
-      for (const auto& parameter : config.optimizer->parameters(group)) {
-        if (own.count(parameter.tensor.unsafeGetTensorImpl()) != 0 ||
-            !parameter.tensor.requires_grad())
-          continue;
-        toggled_.emplace_back(parameter.tensor, true);
-        parameter.tensor.set_requires_grad(false);
-      }
+    for (const auto& tensor : config.optimizer->all_parameters()) {
+      if (own.contains(tensor.unsafeGetTensorImpl()) || !tensor.requires_grad()) continue;
+      toggled_.push_back(tensor);
+      tensor.set_requires_grad(false);
     }
   }
 }
 
 void ModuleBase::untoggle_optimizer() {
-  for (auto& [tensor, required] : toggled_) tensor.set_requires_grad(required);
+  for (const auto& tensor : toggled_) tensor.set_requires_grad(true);
   toggled_.clear();
 }
 

@@ -17,15 +17,6 @@ namespace {
 
 constexpr const char* kName = "GradScaler";
 
-std::vector<at::Tensor> all_gradients(const Optimizer& optimizer) {
-  std::vector<at::Tensor> parameters;
-  for (std::size_t group = 0; group < optimizer.group_count(); ++group) {
-    for (const auto& parameter : optimizer.parameters(group))
-      parameters.push_back(parameter.tensor);
-  }
-  return gradients_of(parameters);
-}
-
 }  // namespace
 
 GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
@@ -100,7 +91,7 @@ void GradScaler::unscale(const Optimizer& optimizer) {
         "if the step is left out.");
   }
   const at::NoGradGuard no_grad;
-  const auto gradients = all_gradients(optimizer);
+  const auto gradients = gradients_of(optimizer.all_parameters());
   if (!gradients.empty()) place_on(gradients.front().device());
   found_.emplace(&optimizer, unscale_gradients(gradients));
 }

@@ -70,7 +70,7 @@ class Trainer {
                 std::type_identity_t<Loader<typename M::batch_type>> train = {},
                 std::type_identity_t<Loaders<typename M::batch_type>> val = {},
                 FitOptions options = {}) {
-    return run_fit(module, {train.source(), sources(val), nullptr}, options);
+    return run_fit(module, {train.source(), val.sources(), nullptr}, options);
   }
   template <std::derived_from<ModuleBase> M, std::derived_from<DataModuleBase> D>
   FitResult fit(const std::shared_ptr<M>& module,
@@ -85,7 +85,7 @@ class Trainer {
   EvalResults validate(const std::shared_ptr<M>& module,
                        std::type_identity_t<Loaders<typename M::batch_type>> loaders = {},
                        EvalOptions options = {}) {
-    return run_evaluation(Stage::kValidate, module, {nullptr, sources(loaders), nullptr}, options);
+    return run_evaluation(Stage::kValidate, module, {nullptr, loaders.sources(), nullptr}, options);
   }
   template <std::derived_from<ModuleBase> M, std::derived_from<DataModuleBase> D>
   EvalResults validate(const std::shared_ptr<M>& module,
@@ -98,7 +98,7 @@ class Trainer {
   EvalResults test(const std::shared_ptr<M>& module,
                    std::type_identity_t<Loaders<typename M::batch_type>> loaders = {},
                    EvalOptions options = {}) {
-    return run_evaluation(Stage::kTest, module, {nullptr, sources(loaders), nullptr}, options);
+    return run_evaluation(Stage::kTest, module, {nullptr, loaders.sources(), nullptr}, options);
   }
   template <std::derived_from<ModuleBase> M, std::derived_from<DataModuleBase> D>
   EvalResults test(const std::shared_ptr<M>& module,
@@ -114,7 +114,7 @@ class Trainer {
       const std::shared_ptr<M>& module,
       std::type_identity_t<Loaders<typename M::batch_type>> loaders = {},
       EvalOptions options = {}) {
-    return typed<M>(run_prediction(module, {nullptr, sources(loaders), nullptr}, options));
+    return typed<M>(run_prediction(module, {nullptr, loaders.sources(), nullptr}, options));
   }
   template <std::derived_from<ModuleBase> M, std::derived_from<DataModuleBase> D>
   std::vector<typename M::prediction_type> predict(const std::shared_ptr<M>& module,
@@ -148,12 +148,6 @@ class Trainer {
   std::shared_ptr<ModelCheckpoint> checkpoint_callback() const;
 
  private:
-  template <class B>
-  static std::vector<std::shared_ptr<BatchSource>> sources(const Loaders<B>& loaders) {
-    std::vector<std::shared_ptr<BatchSource>> result;
-    for (const auto& loader : loaders) result.push_back(loader.source());
-    return result;
-  }
   template <class M, class D>
   static void check_data_module() {
     static_assert(std::is_same_v<typename M::batch_type, typename D::batch_type>,

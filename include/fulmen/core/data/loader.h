@@ -88,6 +88,12 @@ class Loaders {
     }
   }
 
+  /// What the trainer reads.
+  std::vector<std::shared_ptr<BatchSource>> sources() const {
+    std::vector<std::shared_ptr<BatchSource>> result;
+    for (const auto& loader : loaders_) result.push_back(loader.source());
+    return result;
+  }
   bool empty() const { return loaders_.empty(); }
   std::size_t size() const { return loaders_.size(); }
   const Loader<B>& operator[](std::size_t i) const { return loaders_[i]; }

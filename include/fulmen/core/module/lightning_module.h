@@ -92,12 +92,6 @@ class LightningModule : public ModuleBase {
 
  private:
   static BatchType& typed(BatchView batch) { return *batch.get_if<BatchType>(); }
-  static std::vector<std::shared_ptr<BatchSource>> sources(const Loaders<BatchType>& loaders) {
-    std::vector<std::shared_ptr<BatchSource>> result;
-    for (const auto& loader : loaders) result.push_back(loader.source());
-    return result;
-  }
-
   const std::type_info& dispatch_batch_type() const final { return typeid(BatchType); }
   StepOutput dispatch_training_step(BatchView batch, std::int64_t batch_idx) final {
     return training_step(typed(batch), batch_idx);
@@ -165,9 +159,9 @@ class LightningModule : public ModuleBase {
     return train_dataloader().source();
   }
   std::vector<std::shared_ptr<BatchSource>> dispatch_eval_dataloaders(Stage stage) final {
-    if (stage == Stage::kTest) return sources(test_dataloader());
-    if (stage == Stage::kPredict) return sources(predict_dataloader());
-    return sources(val_dataloader());
+    if (stage == Stage::kTest) return test_dataloader().sources();
+    if (stage == Stage::kPredict) return predict_dataloader().sources();
+    return val_dataloader().sources();
   }
 };
 

@@ -204,7 +204,7 @@ class ModuleBase : public torch::nn::Module {
   ManualOptimization* manual_ = nullptr;
   c10::Device device_ = c10::Device(c10::kCPU);
   std::string configured_for_;
-  std::vector<std::pair<at::Tensor, bool>> toggled_;
+  std::vector<at::Tensor> toggled_;  ///< What toggle_optimizer() keeps from requiring gradients.
 };
 
 }  // namespace fulmen

@@ -35,6 +35,8 @@ class Optimizer {
 
   virtual std::size_t group_count() const = 0;
   virtual std::span<const NamedParameter> parameters(std::size_t group) const = 0;
+  /// The tensors of all groups.
+  std::vector<at::Tensor> all_parameters() const;
   virtual std::vector<std::string> hyperparameter_names(std::size_t group) const = 0;
   /// Throws ConfigError for an unknown name, naming the known ones.
   virtual double hyperparameter(std::size_t group, std::string_view key) const = 0;
