@@ -86,7 +86,8 @@ void ModelCheckpoint::setup(Context& context, Module&, Stage stage) {
     const auto log_dir = loggers.empty() ? std::filesystem::path() : loggers.front()->log_dir();
     directory = (log_dir.empty() ? context.plan().default_root_dir : log_dir) / "checkpoints";
   }
-  directory_ = std::filesystem::weakly_canonical(std::filesystem::absolute(directory));
+  directory_ = detail::from_rank_zero(
+      context, std::filesystem::weakly_canonical(std::filesystem::absolute(directory)).string());
 }
 
 void ModelCheckpoint::on_train_start(Context& context, Module&) {
@@ -135,15 +136,13 @@ bool ModelCheckpoint::time_is_due(Context& context) {
   return true;
 }
 
-bool ModelCheckpoint::metrics_known(const Context& context) const {
-  if (!options_.monitor.empty() && !context.metric(options_.monitor)) return false;
-  for (const auto& name : names_.metrics()) {
-    if (!context.metric(name)) return false;
-  }
-  return true;
+bool ModelCheckpoint::metrics_known(Context& context) const {
+  bool known = options_.monitor.empty() || context.metric(options_.monitor).has_value();
+  for (const auto& name : names_.metrics()) known &= context.metric(name).has_value();
+  return detail::agree_on_max(context, known ? 0 : 1) == 0;
 }
 
-bool ModelCheckpoint::must_wait(const Context& context, std::int64_t batch_idx) const {
+bool ModelCheckpoint::must_wait(Context& context, std::int64_t batch_idx) const {
   const auto& plan = context.plan();
   if (!plan.has_validation || (options_.monitor.empty() && names_.metrics().empty())) return false;
   const bool last = plan.train_batches && batch_idx + 1 >= *plan.train_batches;

@@ -90,7 +90,9 @@ void ModelCheckpoint::save_if_kept(Context& context) {
   if (!metrics_known(context)) return refuse_unknown_metrics(context);
 
   State next = state_;
-  if (!options_.monitor.empty()) next.current_score = context.metric(options_.monitor);
+  if (!options_.monitor.empty()) {
+    next.current_score = detail::from_rank_zero(context, *context.metric(options_.monitor));
+  }
   Kept candidate{.name = {}, .score = next.current_score.value_or(0), .order = ++next.order};
   const bool kept = enters(candidate);
   if (!kept && options_.save_last == SaveLast::kNo) {

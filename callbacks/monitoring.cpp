@@ -40,6 +40,22 @@ bool is_writer(TrainerContext& context) {
   return context.strategy().topology().rank == 0;
 }
 
+std::string from_rank_zero(TrainerContext& context, const std::string& text) {
+  auto& strategy = context.strategy();
+  if (strategy.topology().world_size == 1) return text;
+  const auto agreed =
+      broadcast_object(boost::json::string(text), 0, strategy.mesh().world()->all());
+  return std::string(agreed.as_string());
+}
+
+double from_rank_zero(TrainerContext& context, double value) {
+  auto& strategy = context.strategy();
+  if (strategy.topology().world_size == 1) return value;
+  auto agreed = at::scalar_tensor(value, at::kDouble);
+  broadcast(agreed, 0, strategy.mesh().world()->all());
+  return agreed.item<double>();
+}
+
 std::int64_t agree_on_max(TrainerContext& context, std::int64_t value) {
   auto& strategy = context.strategy();
   if (strategy.topology().world_size == 1) return value;

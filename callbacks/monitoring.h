@@ -21,6 +21,9 @@ const char* mode_name(MonitorMode mode);
 std::string known_metrics(const TrainerContext& context);
 /// Whether this rank writes files and logs.
 bool is_writer(TrainerContext& context);
+/// Rank 0's text on all ranks. Collective.
+std::string from_rank_zero(TrainerContext& context, const std::string& text);
+double from_rank_zero(TrainerContext& context, double value);
 /// The largest value of all ranks. Collective if there are several.
 std::int64_t agree_on_max(TrainerContext& context, std::int64_t value);
 

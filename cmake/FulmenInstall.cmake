@@ -3,7 +3,7 @@ include(CMakePackageConfigHelpers)
 
 set(fulmen_config_folder "${CMAKE_INSTALL_LIBDIR}/cmake/fulmen")
 
-install(TARGETS fulmen_core fulmen_strategies fulmen_callbacks fulmen_trainer fulmen
+install(TARGETS fulmen_core fulmen_strategies fulmen_callbacks fulmen_trainer fulmen fulmen_testing
   EXPORT fulmenTargets)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/fulmen" "${PROJECT_BINARY_DIR}/include/fulmen"
   DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"

@@ -52,11 +52,12 @@ void check_callbacks(const std::vector<std::shared_ptr<Callback>>& callbacks) {
 
 void Session::make_default_loggers() {
   if (options.loggers) {
-    loggers_ = *options.loggers;
+    own_loggers_ = *options.loggers;
   } else if (!options.barebones && options.fast_dev_run == 0) {
-    loggers_.push_back(CSVLogger::make({.save_dir = options.default_root_dir}));
+    own_loggers_.push_back(CSVLogger::make({.save_dir = options.default_root_dir}));
   }
-  if (options.fast_dev_run > 0) loggers_.clear();
+  if (options.fast_dev_run > 0) own_loggers_.clear();
+  loggers_ = own_loggers_;
 }
 
 void Session::make_default_callbacks() {

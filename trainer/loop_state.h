@@ -36,10 +36,11 @@ struct LoopState {
 
   // Not in checkpoints.
   BatchPhase phase = BatchPhase::kBoundary;
-  std::string stop_reason;     ///< Not empty: stop_training() was called.
-  bool epoch_closing = false;  ///< Only monitors and checkpoints are left of this epoch: a
-                               ///< checkpoint stores the next.
-  bool updated = false;        ///< An optimizer was stepped in this batch.
+  std::string stop_reason;         ///< Not empty: stop_training() was called.
+  bool epoch_closing = false;      ///< Only monitors and checkpoints are left of this epoch: a
+                                   ///< checkpoint stores the next.
+  bool validation_wanted = false;  ///< On several ranks: by some rank's clock one is due.
+  bool updated = false;            ///< An optimizer was stepped in this batch.
 
   bool window_open() const { return micro_batches > 0; }
   /// From the next window on.

@@ -153,12 +153,8 @@ Seconds parse_duration(std::string_view text) {
 }
 
 void validate(const TrainerOptions& options) {
-  if (options.devices != 1) {
-    fail<ConfigError>(kWhere,
-                      "devices must be 1 with one-device training, got ",
-                      options.devices,
-                      ". Strategies for several devices are not part of this version.");
-  }
+  require_at_least("devices", options.devices, 1);
+  require_at_least("num_nodes", options.num_nodes, 1);
   const auto& name = options.accelerator.name();
   if (options.accelerator.object() == nullptr && name != "auto" && name != "cpu" &&
       name != "cuda") {

@@ -96,6 +96,8 @@ void Session::run(Stage stage,
   running_ = true;
   stop_requested_ = false;
   interruption_text_.clear();
+  wanted_stop_.clear();
+  failed_ = false;
   std::unique_ptr<SignalGuard> signals;
   if (options.signals == SignalHandling::kSaveAndStop) signals = std::make_unique<SignalGuard>();
   GlobalSwitches switches(options);
@@ -108,15 +110,10 @@ void Session::run(Stage stage,
     prepare(stage);
     if (!checkpoint.empty()) {
       restored_from_ = find_checkpoint(checkpoint);
-      const bool whole = restored_from_.extension() != ".safetensors" ||
-                         (stage == Stage::kFit && what == Restore::kEverything);
-      restore(*this,
-              read_checkpoint(restored_from_,
-                              whole ? CheckpointParts::kEverything : CheckpointParts::kModelOnly),
-              what,
-              restored_from_.string());
+      restore(*this, restored_from_, what);
     }
     body();
+    agree_on_wishes();
     const char* reason = interruption();
     interrupted = reason != nullptr;
     if (interrupted) interrupt(reason);
@@ -181,7 +178,7 @@ EvalResults Session::evaluate(Stage stage,
                                                                    : MetricPhase::kValidate);
         strategy_->teardown();
       });
-  if (eval_options.verbose && strategy_->topology().rank == 0) print_results(stage, results);
+  if (eval_options.verbose && topology_.rank == 0) print_results(stage, results);
   return results;
 }
 
@@ -218,6 +215,7 @@ void Session::interrupt(const char* reason) {
 }
 
 void Session::abandon(const std::exception& error) noexcept {
+  failed_ = true;
   if (!running_) return;  // Everything was torn down; a hook of the teardown threw.
   if (fit_loop != nullptr) {
     attempt("going back to the last boundary of a batch", [&] { fit_loop->roll_back(); });
@@ -280,7 +278,7 @@ void Session::end(RunStatus status) {
     return;
   }
   finalize();
-  if (strategy_) strategy_->teardown();
+  status == RunStatus::kFailed ? strategy_->abandon() : strategy_->teardown();
   finish();
 }
 

@@ -11,14 +11,18 @@ class Session;
 /// Everything of a running or finished fit as a checkpoint. Calls on_save_checkpoint. Tensors are
 /// shared, not copied.
 CheckpointContents capture(Session& session, CheckpointScope scope);
+/// Collective: rank 0 writes the checkpoint, with the own state of every rank in it. An error on
+/// one rank is an error on all.
+void write_jointly(Session& session, const std::filesystem::path& directory, CheckpointScope scope);
 /// Only what is not parameters or optimizer state, copied: position, metrics, callbacks, random
 /// state.
 CheckpointContents capture_position(Session& session);
 
-/// Puts back weights, optimizers, schedulers, callbacks and data module, and leaves the rest in
-/// `session.restoring`. Everything is checked first: throws CheckpointError that lists all that
-/// does not fit, and then nothing is changed.
-void restore(Session& session, CheckpointContents contents, Restore what, const std::string& from);
+/// Reads a checkpoint, puts back weights, optimizers, schedulers, callbacks and data module, and
+/// leaves the rest in `session.restoring`. Everything is checked first, on all ranks: throws
+/// CheckpointError (on several ranks DistributedError) that lists all that does not fit, and then
+/// nothing is changed on any.
+void restore(Session& session, const std::filesystem::path& from, Restore what);
 
 // The rest, in the order of the fit loop.
 void restore_source(Session& session, BatchSource& source);

@@ -3,6 +3,7 @@
 #include <boost/json/array.hpp>
 
 #include "fulmen/core/checkpoint/weights.h"
+#include "fulmen/core/distributed/placed_parameters.h"
 #include "fulmen/core/support/error.h"
 #include "loops/fit_loop.h"
 #include "run_state.h"
@@ -105,6 +106,24 @@ void store_extras(Session& session, CheckpointContents& contents, CheckpointScop
   contents.trainer["module_extra"] = store(extra, "module", contents.rank_state);
 }
 
+/// Slices and parameters of single ranks would each be written by one rank alone.
+void refuse_parts(Session& session) {
+  const PlacedParameters placed(*session.module, session.strategy().mesh());
+  for (const auto& parameter : placed.parameters()) {
+    for (const auto& axis : placed.own_axes(parameter)) {
+      if (placed.mesh().size(axis) == 1) continue;
+      fail<CheckpointError>("Trainer",
+                            parameter.name,
+                            " is ",
+                            to_string(parameter.placements.at(axis)),
+                            " over \"",
+                            axis,
+                            "\"; checkpoints of parameters that differ between ranks are not part ",
+                            "of this version. Set enable_checkpointing = false.");
+    }
+  }
+}
+
 }  // namespace
 
 CheckpointContents capture_position(Session& session) {
@@ -119,12 +138,14 @@ CheckpointContents capture_position(Session& session) {
   contents.rank_state["random/device"] =
       session.accelerator->random_state(session.strategy().root_device());
   contents.rank_values["threads"] = at::get_num_threads();
+  contents.rank_values["strategy"] = session.strategy().state_dict().values;
   for (auto& [name, tensor] : contents.rank_state) tensor = tensor.clone();
   return contents;
 }
 
 CheckpointContents capture(Session& session, CheckpointScope scope) {
   CheckpointContents contents;
+  session.strategy().synchronize_buffers(*session.module);
   auto model = module_state(*session.module);
   const auto& progress = session.state.progress;
   if (scope == CheckpointScope::kEverything) {
@@ -158,6 +179,8 @@ CheckpointContents capture(Session& session, CheckpointScope scope) {
   contents.trainer["epoch"] = progress.epoch;
   contents.trainer["global_step"] = progress.global_step;
   contents.trainer["weights_only"] = scope == CheckpointScope::kWeightsOnly;
+  contents.trainer["world_size"] = session.strategy().topology().world_size;
+  contents.trainer["mesh"] = session.strategy().mesh().describe();
   contents.trainer["precision"] = to_string(session.options.precision);
   contents.trainer["hyperparameters"] = session.module->hyperparameters;
   if (session.sources.data_module && scope == CheckpointScope::kEverything) {
@@ -166,6 +189,39 @@ CheckpointContents capture(Session& session, CheckpointScope scope) {
   }
   store_extras(session, contents, scope);
   return contents;
+}
+
+void write_jointly(Session& session,
+                   const std::filesystem::path& directory,
+                   CheckpointScope scope) {
+  if (!session.several_ranks()) return write_checkpoint(directory, capture(session, scope));
+  const auto all = session.strategy().mesh().world()->all();
+  // Rank 0's word counts for the place, and what fails on one rank fails on all.
+  CheckpointContents contents;
+  const auto jointly = [&](const auto& action) {
+    std::string problem;
+    try {
+      action();
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    agree_or_fail("save_checkpoint", problem, all);
+  };
+  jointly([&] {
+    refuse_parts(session);
+    contents = capture(session, scope);
+  });
+  std::string packed;
+  jointly([&] {
+    if (all.rank() != 0) packed = pack_rank_state(contents.rank_state, contents.rank_values);
+  });
+  auto parts = gather_bytes(packed, 0, all);
+  jointly([&] {
+    if (all.rank() != 0) return;
+    parts.erase(parts.begin());
+    contents.other_ranks = std::move(parts);
+    write_checkpoint(directory, contents);
+  });
 }
 
 }  // namespace fulmen::detail

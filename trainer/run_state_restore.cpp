@@ -171,37 +171,87 @@ void restore_gradients(Session& session, const CheckpointContents& contents) {
     session.state.weight.tensor = it->second;
 }
 
-}  // namespace
+struct Found {
+  CheckpointContents contents = {};
+  LoopState loop = {};
+  bool everything = false;  ///< Not weights alone.
+};
 
-void restore(Session& session, CheckpointContents contents, Restore what, const std::string& from) {
-  const bool everything = session.stage() == Stage::kFit && what == Restore::kEverything;
-  if (everything && require_bool(contents.trainer, "weights_only", kWhere)) {
+void refuse_other_mesh(Session& session,
+                       const CheckpointContents& contents,
+                       const std::string& from) {
+  const auto* saved = contents.trainer.if_contains("mesh");
+  const auto mesh = session.strategy().mesh().describe();
+  const std::string before = saved != nullptr ? std::string(saved->as_string()) : "data=1";
+  if (before == mesh) return;
+  fail<CheckpointError>("Trainer",
+                        from,
+                        " was written on the mesh ",
+                        before,
+                        ", and this run has ",
+                        mesh,
+                        ". Use as many ranks, or .restore = Restore::kWeights.");
+}
+
+/// Reads and checks all, and changes nothing. Throws CheckpointError.
+Found read_and_check(Session& session, const std::string& from, Restore what) {
+  const bool fits = session.stage() == Stage::kFit;
+  Found found{.everything = fits && what == Restore::kEverything};
+  const bool whole = found.everything || !from.ends_with(".safetensors");
+  auto& contents = found.contents;
+  // For weights alone any rank's part will do.
+  contents =
+      read_checkpoint(from, whole ? CheckpointParts::kEverything : CheckpointParts::kModelOnly, 0);
+  if (found.everything && require_bool(contents.trainer, "weights_only", kWhere)) {
     fail<CheckpointError>("Trainer",
                           from,
                           " holds weights only, so a run cannot be resumed from it. Use ",
                           ".restore = Restore::kWeights to start a new run from its weights.");
+  }
+  if (found.everything) {
+    refuse_other_mesh(session, contents, from);
+    if (const int rank = session.strategy().topology().rank; rank > 0)
+      contents = read_checkpoint(from, CheckpointParts::kEverything, rank);
   }
   if (const auto problems = find_problems(session, contents, what); !problems.empty()) {
     std::string list;
     for (const auto& problem : problems) list += "\n  " + problem;
     fail<CheckpointError>("Trainer", from, " does not fit this run, and nothing was loaded:", list);
   }
-  LoopState loop;
-  if (everything) {
-    loop = read_loop(require_object(contents.trainer, "loop", kWhere));
-    for (const auto* part : {"metrics", "train_data", "callbacks", "callback_extras"}) {
-      require_object(contents.trainer, part, kWhere);
-    }
-    const auto precision = require_string(contents.trainer, "precision", kWhere);
-    if (precision != to_string(session.options.precision)) {
-      session.log().warning("Trainer: the checkpoint was written with precision ",
-                            precision,
-                            ", now it is ",
-                            to_string(session.options.precision),
-                            "; the run goes on with other rounding.");
-    }
+  if (!found.everything) return found;
+  found.loop = read_loop(require_object(contents.trainer, "loop", kWhere));
+  for (const auto* part : {"metrics", "train_data", "callbacks", "callback_extras"}) {
+    require_object(contents.trainer, part, kWhere);
   }
+  const auto precision = require_string(contents.trainer, "precision", kWhere);
+  if (precision != to_string(session.options.precision)) {
+    session.log().warning("Trainer: the checkpoint was written with precision ",
+                          precision,
+                          ", now it is ",
+                          to_string(session.options.precision),
+                          "; the run goes on with other rounding.");
+  }
+  return found;
+}
 
+}  // namespace
+
+void restore(Session& session, const std::filesystem::path& path, Restore what) {
+  Found found;
+  if (session.several_ranks()) {
+    std::string problem;
+    try {
+      found = read_and_check(session, path.string(), what);
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    agree_or_fail("Trainer", problem, session.strategy().mesh().world()->all());
+  } else {
+    found = read_and_check(session, path.string(), what);
+  }
+  auto& contents = found.contents;
+  auto& loop = found.loop;
+  const bool everything = found.everything;
   const auto* module_values = contents.trainer.if_contains("module_extra");
   const auto extra = module_values != nullptr
                          ? unstore(module_values->as_object(), "module", contents.rank_state)
@@ -223,6 +273,8 @@ void restore(Session& session, CheckpointContents contents, Restore what, const 
   session.state = loop;
   session.state.optimizer_steps.resize(session.optimizers.size());
   restore_gradients(session, contents);
+  if (const auto* strategy = contents.rank_values.if_contains("strategy"))
+    session.strategy().load_state_dict({.values = strategy->as_object(), .tensors = {}});
   if (require_int(contents.rank_values, "threads", kWhere) != at::get_num_threads()) {
     session.log().warning(
         "Trainer: the checkpoint was written with ",

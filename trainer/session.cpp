@@ -6,6 +6,8 @@
 
 #include "fulmen/callbacks/model_checkpoint.h"
 #include "fulmen/core/support/error.h"
+#include "fulmen/strategies/ddp.h"
+#include "fulmen/strategies/single_device.h"
 #include "loops/evaluation_loop.h"
 #include "loops/fit_loop.h"
 #include "loops/limited_source.h"
@@ -14,6 +16,39 @@
 
 namespace fulmen::detail {
 namespace {
+
+/// Gathers the tables of all ranks. Model ranks of one data rank have the same samples: the first
+/// of them counts.
+MetricStore::Exchange exchange_of_metrics(const DeviceMesh& mesh) {
+  return [mesh](const StateDict& mine) {
+    auto table = mine.values;
+    if (!table.empty()) {
+      boost::json::array numbers;
+      const auto flat = mine.tensors.begin()->second.reshape(-1);
+      for (std::int64_t i = 0; i < flat.numel(); ++i)
+        numbers.push_back(double_to_json(flat[i].item<double>()));
+      table["numbers"] = std::move(numbers);
+      table["shape"] = boost::json::array{mine.tensors.begin()->second.size(0),
+                                          mine.tensors.begin()->second.size(1)};
+    }
+    table["counts"] = mesh.model_group().rank() == 0;
+    std::vector<StateDict> tables;
+    for (const auto& value : all_gather_object(table, mesh.world()->all())) {
+      auto values = value.as_object();
+      if (!values.at("counts").as_bool() || !values.contains("numbers")) continue;
+      const auto& shape = values.at("shape").as_array();
+      const auto& list = values.at("numbers").as_array();
+      auto numbers = at::empty({static_cast<std::int64_t>(list.size())}, at::kDouble);
+      for (std::size_t i = 0; i < list.size(); ++i)
+        numbers[static_cast<std::int64_t>(i)] = json_to_double(list[i], "metrics of a rank");
+      StateDict table_of_rank{.values = values, .tensors = {}};
+      table_of_rank.tensors["table"] =
+          numbers.reshape({shape[0].to_number<std::int64_t>(), shape[1].to_number<std::int64_t>()});
+      tables.push_back(std::move(table_of_rank));
+    }
+    return tables;
+  };
+}
 
 /// "last" by the default settings is in the newest run's folder that has one: a new run's own
 /// folder is empty.
@@ -52,6 +87,12 @@ Session::Session(TrainerOptions given) : options(std::move(given)), log_(options
   } else {
     accelerator = cpu_accelerator();
   }
+  strategy_ = options.strategy;
+  if (strategy_ == nullptr && options.devices * options.num_nodes > 1) {
+    strategy_ = DdpStrategy::make();
+  } else if (strategy_ == nullptr) {
+    strategy_ = SingleDeviceStrategy::make();
+  }
   make_default_loggers();
   make_default_callbacks();
 }
@@ -66,17 +107,64 @@ void Session::request_stop(std::string reason) {
   stop_requested_.store(true, std::memory_order_release);
 }
 
-const char* Session::interruption() {
-  if (!interruption_text_.empty()) return interruption_text_.c_str();
+bool Session::stop_wanted() {
+  if (!wanted_stop_.empty()) return true;
   if (options.signals == SignalHandling::kSaveAndStop && SignalGuard::received() != 0) {
-    interruption_text_ = SignalGuard::received() == SIGINT ? "SIGINT" : "SIGTERM";
+    wanted_stop_ = SignalGuard::received() == SIGINT ? "SIGINT" : "SIGTERM";
   } else if (stop_requested_.load(std::memory_order_acquire)) {
     std::lock_guard<std::mutex> lock(stop_mutex_);
-    interruption_text_ = stop_text_.empty() ? "stop requested" : stop_text_;
-  } else {
-    return nullptr;
+    wanted_stop_ = stop_text_.empty() ? "stop requested" : stop_text_;
   }
-  return interruption_text_.c_str();
+  return !wanted_stop_.empty();
+}
+
+void Session::stop_jointly() {
+  interruption_text_ = stop_wanted() ? wanted_stop_ : "another rank was asked to stop";
+}
+
+void Session::stop_training(std::string_view reason) {
+  if (!several_ranks()) {
+    state.stop_reason = reason;
+  } else if (wanted_finish_.empty()) {
+    wanted_finish_ = reason.empty() ? "stop_training() was called" : reason;
+  }
+}
+
+WindowVote Session::wishes() {
+  WindowVote vote;
+  vote.stop = stop_wanted();
+  vote.finish = !wanted_finish_.empty();
+  vote.validate = fit_loop != nullptr && fit_loop->validation_is_due_by_clock();
+  return vote;
+}
+
+void Session::obey(const WindowVerdict& verdict) {
+  if (!several_ranks()) return;
+  if (verdict.stop) stop_jointly();
+  if (verdict.finish) {
+    state.stop_reason =
+        wanted_finish_.empty() ? "another rank called stop_training()" : wanted_finish_;
+    wanted_finish_.clear();
+  }
+  state.validation_wanted = verdict.validate;
+}
+
+void Session::agree_on_wishes() {
+  if (!several_ranks()) return;
+  const auto vote = wishes();
+  const auto mine =
+      at::tensor({vote.stop ? 1 : 0, vote.finish ? 1 : 0, vote.validate ? 1 : 0}, at::kLong);
+  const auto any = strategy_->reduce(mine, ReduceOp::kMax);
+  WindowVerdict verdict;
+  verdict.stop = any[0].item<std::int64_t>() != 0;
+  verdict.finish = any[1].item<std::int64_t>() != 0;
+  verdict.validate = any[2].item<std::int64_t>() != 0;
+  obey(verdict);
+}
+
+const char* Session::interruption() {
+  if (interruption_text_.empty() && !several_ranks() && stop_wanted()) stop_jointly();
+  return interruption_text_.empty() ? nullptr : interruption_text_.c_str();
 }
 
 void Session::log_value(std::string_view name,
@@ -101,10 +189,15 @@ void Session::save_checkpoint(const std::filesystem::path& directory, Checkpoint
         "ModelCheckpoint's ",
         "save_on_exception keeps what is needed to save the state before the batch.");
   }
+  if (failed_ && several_ranks()) {
+    fail<CheckpointError>(
+        "Trainer",
+        "after an error on one rank the others cannot take part in a checkpoint. ",
+        "The one before stands.");
+  }
   const auto hook_before = metrics.hook();
-  const auto contents = capture(*this, scope);
+  write_jointly(*this, directory, scope);
   set_hook(hook_before);
-  write_checkpoint(directory, contents);
 }
 
 void Session::set_accumulate_grad_batches(std::int64_t micro_batches) {
@@ -163,7 +256,7 @@ at::Tensor Session::clip_gradients(Optimizer& optimizer,
   if (!(*value > 0))
     fail<ConfigError>(
         module->name(), "clip_gradients needs a value greater than 0, got ", *value, ".");
-  if (fit_loop != nullptr) fit_loop->window().unscale_before_clipping(optimizer);
+  if (fit_loop != nullptr) fit_loop->window().prepare_clipping(optimizer);
   const auto parameters = optimizer.all_parameters();
   if (algorithm == ClipAlgorithm::kNorm) return strategy_->clip_grad_norm(parameters, *value);
   strategy_->clip_grad_value(parameters, *value);
@@ -236,13 +329,19 @@ std::optional<std::int64_t> Session::estimated_stepping_batches() {
   }
   const auto running = metrics.hook();
   early_source_ = train_source();
+  prepare_source(*early_source_, "the training loader");
   set_hook(running);
-  const auto size = LimitedSource(*early_source_,
-                                  train_limit(),
-                                  "the training loader",
-                                  "limit_train_batches",
-                                  Lookahead::kNo)
-                        .size();
+  auto size = LimitedSource(*early_source_,
+                            train_limit(),
+                            "the training loader",
+                            "limit_train_batches",
+                            Lookahead::kNo)
+                  .size();
+  if (several_ranks()) {  // As many as the rank with the most; -1: unknown.
+    const auto own = at::scalar_tensor(size.value_or(-1), at::kLong);
+    const auto most = strategy_->reduce(own, ReduceOp::kMax).item<std::int64_t>();
+    size = most < 0 ? std::nullopt : std::optional(most);
+  }
   std::optional<std::int64_t> steps;
   if (size && plan_.max_epochs) {
     const auto window = options.accumulate_grad_batches;
@@ -275,11 +374,54 @@ std::shared_ptr<BatchSource> Session::train_source() {
   return found;
 }
 
-void Session::prepare_source(BatchSource& source) const {
+void Session::prepare_source(BatchSource& source, std::string_view what) const {
   source.set_default_seed(loader_seed_);
+  const auto& mesh = strategy_->mesh();
+  if (!options.use_distributed_sampler) return;
+  const DataShare share{.index = mesh.data_rank(), .count = mesh.data_size()};
+  if (source.set_share(share)) return;
+  fail<DataError>(what,
+                  "cannot be shared out to ",
+                  share.count,
+                  " data ranks: it is no DataLoader. Use one, or split the data yourself and set ",
+                  ".use_distributed_sampler = false.");
+}
+
+void Session::end_metrics_epoch() {
+  if (several_ranks()) metrics.reduce_epoch(exchange_of_metrics(strategy_->mesh()));
+  metrics.end_epoch();
+}
+
+std::optional<double> Session::metric_of_rank_zero(const std::string& name) const {
+  const auto own = metrics.metric(name);
+  if (!several_ranks()) return own;
+  auto value = at::tensor({own ? 1.0 : 0.0, own.value_or(0)}, at::kDouble);
+  broadcast(value, 0, strategy_->mesh().world()->all());
+  if (value[0].item<double>() == 0) return std::nullopt;
+  return value[1].item<double>();
+}
+
+void Session::commit_epoch_hooks() {
+  metrics.commit();
+  if (several_ranks()) metrics.reduce_epoch_hooks(exchange_of_metrics(strategy_->mesh()));
 }
 
 std::filesystem::path Session::find_checkpoint(const std::string& text) const {
+  if (!several_ranks()) return look_for_checkpoint(text);
+  // Rank 0 looks; the others would race with what it writes, or have other folders.
+  boost::json::value found;
+  std::string problem;
+  const auto all = strategy_->mesh().world()->all();
+  try {
+    if (all.rank() == 0) found = look_for_checkpoint(text).string();
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  agree_or_fail("Trainer", problem, all);
+  return std::string(broadcast_object(found, 0, all).as_string());
+}
+
+std::filesystem::path Session::look_for_checkpoint(const std::string& text) const {
   if (text != "last" && text != "best") {
     const std::filesystem::path path = text;
     if (!std::filesystem::is_regular_file(path) || path.extension() == ".safetensors") return path;

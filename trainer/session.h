@@ -39,8 +39,21 @@ class Session final : public TrainerContext, public ManualOptimization {
                                 const EvalOptions& options);
   void request_stop(std::string reason);
   /// Why the run has to stop at this boundary of a batch; null: it goes on. Cheap enough for every
-  /// batch.
+  /// batch. On several ranks only what all have agreed on counts.
   const char* interruption();
+  /// Whether a signal or request to stop has reached this rank.
+  bool stop_wanted();
+  /// All ranks stop: one of them was asked to.
+  void stop_jointly();
+  /// This rank's part in what all decide at the end of a window, but for its loss.
+  WindowVote wishes();
+  /// What they have decided: to stop, to end the fit, to validate.
+  void obey(const WindowVerdict& verdict);
+  /// Collective: the same between windows, without one.
+  void agree_on_wishes();
+  /// Of the run; of one process before the first has begun.
+  const Topology& topology() const { return topology_; }
+  bool several_ranks() const { return topology_.world_size > 1; }
 
   // TrainerContext
   Stage stage() const override { return stage_; }
@@ -61,7 +74,7 @@ class Session final : public TrainerContext, public ManualOptimization {
                  const at::Tensor& value,
                  const LogOptions& options) override;
   void log_value(std::string_view name, double value, const LogOptions& options) override;
-  void stop_training(std::string_view reason) override { state.stop_reason = reason; }
+  void stop_training(std::string_view reason) override;
   void save_checkpoint(const std::filesystem::path& directory, CheckpointScope scope) override;
   void set_accumulate_grad_batches(std::int64_t micro_batches) override;
   std::optional<std::int64_t> estimated_stepping_batches() override;
@@ -139,13 +152,21 @@ class Session final : public TrainerContext, public ManualOptimization {
   const std::vector<std::pair<std::string, at::Tensor>>& distinct_parameters() const {
     return parameters_;
   }
+  std::span<const at::Tensor> parameter_tensors() const { return parameter_tensors_; }
   /// Where eval loaders of a stage come from: the call, the data module, or the module.
   std::vector<std::shared_ptr<BatchSource>> eval_sources(Stage stage);
   std::shared_ptr<BatchSource> train_source();
   BatchLimit train_limit() const;
   /// A limit, or that of fast_dev_run in its place.
   BatchLimit dev_run_or(const BatchLimit& limit) const;
-  void prepare_source(BatchSource& source) const;
+  /// Seed, and the share of this rank. Throws DataError for a source that cannot be shared out.
+  void prepare_source(BatchSource& source, std::string_view what) const;
+  /// Ends an evaluation or epoch: its metrics over all ranks.
+  void end_metrics_epoch();
+  /// A metric as rank 0 has it, so that what depends on it is the same on all. Collective.
+  std::optional<double> metric_of_rank_zero(const std::string& name) const;
+  /// After the *_epoch_end hooks: what they logged counts, over all ranks.
+  void commit_epoch_hooks();
   bool evaluates_in_inference_mode() const {
     return options.inference_mode && stage_ != Stage::kFit;
   }
@@ -171,7 +192,7 @@ class Session final : public TrainerContext, public ManualOptimization {
   RunPlan plan_;
   bool sanity_checking_ = false;
   std::vector<std::shared_ptr<Callback>> callbacks_;  ///< In the order of calls.
-  std::vector<std::shared_ptr<Logger>> loggers_;
+  std::vector<std::shared_ptr<Logger>> loggers_;      ///< Of rank 0; others have none.
 
  private:
   template <class Body>
@@ -187,10 +208,13 @@ class Session final : public TrainerContext, public ManualOptimization {
   void make_default_loggers();
   void prepare(Stage stage);
   void make_plan(Stage stage);
+  void prepare_data();
   void configure_sharded_model();
+  void separate_random_streams() const;
   void connect_optimizers();
   void check_optimizers() const;
   void interrupt(const char* reason);
+  std::filesystem::path look_for_checkpoint(const std::string& text) const;
   void end(RunStatus status);
   void abandon(const std::exception& error) noexcept;
   void log_failure(const char* what, const char* text) noexcept;
@@ -206,9 +230,15 @@ class Session final : public TrainerContext, public ManualOptimization {
   std::shared_ptr<Callback> default_checkpoint_;          ///< Among them, if the user gave none.
   std::shared_ptr<Callback> default_bar_;
   std::vector<std::pair<std::string, at::Tensor>> parameters_;
+  std::vector<at::Tensor> parameter_tensors_;  ///< Of parameters_.
   std::shared_ptr<BatchSource> early_source_;  ///< Asked for before the loop needed it.
   std::filesystem::path restored_from_;
   std::string interruption_text_;
+  Topology topology_;
+  std::string wanted_stop_;    ///< Why this rank would like to stop.
+  std::string wanted_finish_;  ///< What stop_training() was called with, until all know.
+  std::vector<std::shared_ptr<Logger>> own_loggers_;
+  bool failed_ = false;  ///< The run ends by an error: other ranks are not there any more.
   bool running_ = false;
   bool set_up_ = false;  ///< setup hooks ran, so teardown hooks have to.
   std::uint64_t loader_seed_ = 0;

@@ -4,9 +4,9 @@
 #include <map>
 #include <set>
 
+#include "core/data/random_key.h"
 #include "fulmen/callbacks/timer.h"
 #include "fulmen/core/support/error.h"
-#include "fulmen/strategies/single_device.h"
 #include "session.h"
 
 namespace fulmen::detail {
@@ -29,6 +29,7 @@ void convert_floating_point(torch::nn::Module& module, at::ScalarType dtype) {
 
 void Session::connect(Stage stage) {
   state.stop_reason.clear();
+  wanted_finish_.clear();
   set_up_ = false;
   restored_from_.clear();
   restoring.reset();
@@ -55,19 +56,38 @@ void Session::connect(Stage stage) {
   if (stage == Stage::kFit) {
     for (const auto& callback : callbacks_) callback->reset();
   }
-  strategy_ = options.strategy ? options.strategy : SingleDeviceStrategy::make();
-  strategy_->setup_environment(*accelerator);
+  strategy_->setup_environment({.accelerator = *accelerator,
+                                .log = log_,
+                                .devices = options.devices,
+                                .num_nodes = options.num_nodes});
+  topology_ = strategy_->topology();
+  loggers_ = topology_.rank == 0 ? own_loggers_ : std::vector<std::shared_ptr<Logger>>();
   make_plan(stage);
+}
+
+void Session::prepare_data() {
+  // Downloads once on each host, and the others wait for it.
+  if (topology_.local_rank == 0) {
+    if (sources.data_module) {
+      set_hook(HookPoint::kPrepareData);
+      sources.data_module->prepare_data();
+    }
+    hook(HookPoint::kPrepareData).prepare_data();
+  }
+  if (several_ranks()) strategy_->barrier("prepare_data");
+}
+
+void Session::separate_random_streams() const {
+  const auto stream = strategy_->mesh().random_stream();
+  if (stream == 0) return;  // Its numbers are those of one process.
+  const auto seed = at::detail::getDefaultCPUGenerator().current_seed();
+  seed_everything(random_key(RandomPurpose::kRank, seed, stream));
 }
 
 void Session::prepare(Stage stage) {
   if (stage == Stage::kFit && options.seed) seed_everything(*options.seed);
   loader_seed_ = options.seed.value_or(at::detail::getDefaultCPUGenerator().current_seed());
-  if (sources.data_module) {
-    set_hook(HookPoint::kPrepareData);
-    sources.data_module->prepare_data();
-  }
-  hook(HookPoint::kPrepareData).prepare_data();
+  prepare_data();
   set_up_ = true;
   set_hook(HookPoint::kSetup);
   if (sources.data_module) sources.data_module->setup(stage);
@@ -79,13 +99,16 @@ void Session::prepare(Stage stage) {
   if (dtype != at::kFloat) convert_floating_point(*module, dtype);
   strategy_->setup(*module, stage);
   parameters_.clear();
+  parameter_tensors_.clear();
   std::set<at::TensorImpl*> seen;
   for (const auto& parameter : module->named_parameters()) {
     if (seen.insert(parameter.value().unsafeGetTensorImpl()).second) {
       parameters_.emplace_back(parameter.key(), parameter.value());
+      parameter_tensors_.push_back(parameter.value());
     }
   }
   if (stage == Stage::kFit) connect_optimizers();
+  separate_random_streams();
 }
 
 void Session::configure_sharded_model() {
@@ -156,6 +179,14 @@ void Session::check_optimizers() const {
     const bool plain = options.nonfinite_loss != NonFiniteLoss::kSkipStep &&
                        options.accumulate_grad_batches == 1 &&
                        !needs_grad_scaler(options.precision) && optimizers.size() == 1;
+    if (config.optimizer->reevaluates() && several_ranks()) {
+      fail<ConfigError>(name,
+                        config.optimizer->name(),
+                        " decides by its own rank's loss how often it evaluates, so it works on ",
+                        "one rank only, not on ",
+                        strategy_->topology().world_size,
+                        ". Use another optimizer, or devices = 1.");
+    }
     if (config.optimizer->reevaluates() && !manual && !plain) {
       fail<ConfigError>(name,
                         config.optimizer->name(),

@@ -55,6 +55,10 @@ const Progress& Trainer::progress() const {
   return session_->progress();
 }
 
+const Topology& Trainer::topology() const {
+  return session_->topology();
+}
+
 TrainerContext& Trainer::context() {
   return *session_;
 }

@@ -7,6 +7,7 @@
 #include "core/checkpoint/input_file.h"
 #include "core/checkpoint/json_text.h"
 #include "core/checkpoint/manifest.h"
+#include "core/checkpoint/rank_state.h"
 #include "core/checkpoint/temporary.h"
 #include "fulmen/core/checkpoint/safetensors.h"
 #include "fulmen/core/support/error.h"
@@ -19,8 +20,6 @@ using std::filesystem::path;
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kTrainerFile = "trainer.json";
-constexpr const char* kRankTensorsFile = "rank-0.safetensors";
-constexpr const char* kRankValuesFile = "rank-0.json";
 constexpr std::uint64_t kMaxJson = 1'000'000'000;
 
 /// Hugging Face libraries refuse weights without this entry.
@@ -52,13 +51,20 @@ std::map<std::string, std::string> aliases_of(const SafetensorsHeader& header) {
   return aliases;
 }
 
+std::string rank_tensors_file(std::size_t rank) {
+  return "rank-" + std::to_string(rank) + ".safetensors";
+}
+std::string rank_values_file(std::size_t rank) {
+  return "rank-" + std::to_string(rank) + ".json";
+}
+
 /// Writes flushed files into one directory and remembers their checksums.
 class DirectoryWriter {
  public:
   DirectoryWriter(path directory, FileSystem& file_system)
       : directory_(std::move(directory)), file_system_(file_system) {}
 
-  void tensors(const char* name,
+  void tensors(const std::string& name,
                const TensorMap& tensors,
                const SafetensorsMetadata& metadata = {}) {
     const auto file = file_system_.create_file(directory_ / name);
@@ -68,7 +74,16 @@ class DirectoryWriter {
     manifest_.files[name] = {sums.size, sums.header, std::move(sums.tensors)};
   }
 
-  void values(const char* name, const boost::json::object& values) {
+  /// A tensor file whose bytes and checksums another rank made.
+  void packed(const std::string& name, std::string_view bytes, SafetensorsChecksums sums) {
+    const auto file = file_system_.create_file(directory_ / name);
+    file->write(bytes.data(), bytes.size());
+    file->sync();
+    file->close();
+    manifest_.files[name] = {sums.size, sums.header, std::move(sums.tensors)};
+  }
+
+  void values(const std::string& name, const boost::json::object& values) {
     const std::string text = detail::json_text(values);
     detail::parse_json(text, name);  // What cannot be read again is not written.
     write_text(name, text);
@@ -78,7 +93,7 @@ class DirectoryWriter {
   void manifest() { write_text(detail::kManifestFile, detail::manifest_text(manifest_)); }
 
  private:
-  void write_text(const char* name, const std::string& text) {
+  void write_text(const std::string& name, const std::string& text) {
     const auto file = file_system_.create_file(directory_ / name);
     file->write(text.data(), text.size());
     file->sync();
@@ -97,8 +112,13 @@ void fill_directory(const path& directory,
   writer.tensors(kModelFile, contents.model, metadata_of(contents));
   writer.tensors(kOptimizerFile, contents.optimizer);
   writer.values(kTrainerFile, contents.trainer);
-  writer.tensors(kRankTensorsFile, contents.rank_state);
-  writer.values(kRankValuesFile, contents.rank_values);
+  writer.tensors(rank_tensors_file(0), contents.rank_state);
+  writer.values(rank_values_file(0), contents.rank_values);
+  for (std::size_t i = 0; i < contents.other_ranks.size(); ++i) {
+    auto part = detail::unpack_rank_state(contents.other_ranks[i]);
+    writer.packed(rank_tensors_file(i + 1), part.tensors, std::move(part.sums));
+    writer.values(rank_values_file(i + 1), part.values);
+  }
   writer.manifest();
   file_system.sync_directory(directory);
 }
@@ -141,7 +161,7 @@ class DirectoryReader {
   explicit DirectoryReader(path directory)
       : directory_(std::move(directory)), manifest_(detail::read_manifest(directory_)) {}
 
-  TensorMap tensors(const char* name) const {
+  TensorMap tensors(const std::string& name) const {
     return read_safetensors(found(name), checksums(name, entry(name)));
   }
 
@@ -149,15 +169,14 @@ class DirectoryReader {
     return aliases_of(read_safetensors_header(found(kModelFile)));
   }
 
-  boost::json::object values(const char* name) const {
+  boost::json::object values(const std::string& name) const {
     return detail::parse_json(checked_text(name, entry(name)), (directory_ / name).string());
   }
 
   void verify() const {
-    for (const char* name :
-         {kModelFile, kOptimizerFile, kTrainerFile, kRankTensorsFile, kRankValuesFile}) {
-      entry(name);
-    }
+    for (const char* name : {kModelFile, kOptimizerFile, kTrainerFile}) entry(name);
+    entry(rank_tensors_file(0));
+    entry(rank_values_file(0));
     for (const auto& [name, known] : manifest_.files) {
       if (known.tensors) {
         verify_safetensors(found(name), checksums(name, known));
@@ -168,7 +187,7 @@ class DirectoryReader {
   }
 
  private:
-  const detail::ManifestEntry& entry(const char* name) const {
+  const detail::ManifestEntry& entry(const std::string& name) const {
     const auto known = manifest_.files.find(name);
     if (known != manifest_.files.end()) return known->second;
     fail<CheckpointError>((directory_ / detail::kManifestFile).string(),
@@ -279,7 +298,7 @@ void write_checkpoint(const path& directory,
   }
 }
 
-CheckpointContents read_checkpoint(const path& given, CheckpointParts parts) {
+CheckpointContents read_checkpoint(const path& given, CheckpointParts parts, int rank) {
   const path source = followed(given);
   std::error_code error;
   if (std::filesystem::is_regular_file(source, error)) return read_weights_file(source, parts);
@@ -290,8 +309,9 @@ CheckpointContents read_checkpoint(const path& given, CheckpointParts parts) {
   if (parts == CheckpointParts::kModelOnly) return contents;
   contents.optimizer = reader.tensors(kOptimizerFile);
   contents.trainer = reader.values(kTrainerFile);
-  contents.rank_state = reader.tensors(kRankTensorsFile);
-  contents.rank_values = reader.values(kRankValuesFile);
+  const auto own = static_cast<std::size_t>(rank);
+  contents.rank_state = reader.tensors(rank_tensors_file(own));
+  contents.rank_values = reader.values(rank_values_file(own));
   return contents;
 }
 

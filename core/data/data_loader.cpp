@@ -28,6 +28,7 @@ struct SavedEpoch {
   std::int64_t batch_size = 0;
   std::int64_t seed = 0;
   std::int64_t order = 0;
+  std::int64_t ranks = 1;
   bool shuffle = false;
   bool drop_last = false;
 };
@@ -44,13 +45,19 @@ class LoaderSource final : public BatchSource {
   void stop_epoch() noexcept override;
   bool can_skip() const override { return true; }
   void set_default_seed(std::uint64_t seed) override { default_seed_ = seed; }
+  bool set_share(const DataShare& share) override {
+    share_ = share;
+    return true;
+  }
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
 
  private:
   struct OpenEpoch {
-    OpenEpoch(const DataLoaderOptions& options, const SampleOrder& asked)
-        : order(options, asked), sample_order(asked), request(asked.seed, asked.epoch, cancelled) {}
+    OpenEpoch(const DataLoaderOptions& options, const SampleOrder& asked, const DataShare& share)
+        : order(options, asked, share),
+          sample_order(asked),
+          request(asked.seed, asked.epoch, cancelled) {}
 
     EpochOrder order;
     SampleOrder sample_order;
@@ -69,6 +76,7 @@ class LoaderSource final : public BatchSource {
   std::shared_ptr<const BatchMaker> maker_;
   DataLoaderOptions options_;
   std::uint64_t default_seed_ = 0;
+  DataShare share_;
   std::optional<std::uint64_t> saved_seed_;
   std::optional<SavedEpoch> saved_epoch_;
   std::unique_ptr<OpenEpoch> open_;
@@ -79,7 +87,7 @@ std::optional<std::int64_t> LoaderSource::size() const {
   auto samples = std::optional(maker_->size());
   if (options_.sampler != nullptr) samples = options_.sampler->size(*samples);
   if (!samples) return {};
-  return EpochOrder::count_batches(options_, *samples);
+  return EpochOrder::count_batches(options_, *samples, share_);
 }
 
 void LoaderSource::start_epoch(const EpochStart& start) {
@@ -93,7 +101,7 @@ void LoaderSource::start_epoch(const EpochStart& start) {
     size = saved_epoch_->dataset_size;
   }
   auto epoch = std::make_unique<OpenEpoch>(
-      options_, SampleOrder{.seed = seed(), .epoch = start.epoch, .dataset_size = size});
+      options_, SampleOrder{.seed = seed(), .epoch = start.epoch, .dataset_size = size}, share_);
   if (start.batches_to_skip < 0 || start.batches_to_skip > epoch->order.batches()) {
     fail<DataError>(kName,
                     "cannot skip ",
@@ -170,6 +178,7 @@ SavedEpoch LoaderSource::describe(const OpenEpoch& epoch) const {
           .batch_size = options_.batch_size,
           .seed = static_cast<std::int64_t>(epoch.sample_order.seed),
           .order = epoch.order.fingerprint(),
+          .ranks = share_.count,
           .shuffle = options_.shuffle,
           .drop_last = options_.drop_last};
 }
@@ -185,6 +194,7 @@ StateDict LoaderSource::state_dict() const {
                                                      {"batch_size", open->batch_size},
                                                      {"seed", open->seed},
                                                      {"order", open->order},
+                                                     {"ranks", open->ranks},
                                                      {"shuffle", open->shuffle},
                                                      {"drop_last", open->drop_last}};
   }
@@ -201,6 +211,7 @@ void LoaderSource::load_state_dict(const StateDict& state) {
                        .batch_size = require_int(open, "batch_size", kName),
                        .seed = require_int(open, "seed", kName),
                        .order = require_int(open, "order", kName),
+                       .ranks = open.contains("ranks") ? require_int(open, "ranks", kName) : 1,
                        .shuffle = require_bool(open, "shuffle", kName),
                        .drop_last = require_bool(open, "drop_last", kName)};
   }
@@ -228,6 +239,7 @@ void LoaderSource::check_resume(const EpochStart& start, std::int64_t dataset_si
   };
   check("the epoch", start.epoch, saved.epoch);
   check("batch_size", options_.batch_size, saved.batch_size);
+  check("the number of data ranks", std::int64_t{share_.count}, saved.ranks);
   check("shuffle", word(options_.shuffle), word(saved.shuffle));
   check("drop_last", word(options_.drop_last), word(saved.drop_last));
   check("seed", seed(), static_cast<std::uint64_t>(saved.seed));

@@ -30,15 +30,34 @@ std::vector<std::int64_t> ask_sampler(Sampler& sampler, const SampleOrder& order
   return indices;
 }
 
-}  // namespace
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t size = 0;
+};
 
-std::int64_t EpochOrder::count_batches(const DataLoaderOptions& options, std::int64_t samples) {
-  const auto whole = samples / options.batch_size;
-  return whole + (!options.drop_last && samples % options.batch_size != 0 ? 1 : 0);
+// A share of the samples that do not fill a batch on every rank: the first ranks have one more.
+Range share_of_tail(std::int64_t begin, std::int64_t samples, const DataShare& share) {
+  const auto each = samples / share.count;
+  const auto more = samples % share.count;
+  return {.begin = begin + share.index * each + std::min<std::int64_t>(share.index, more),
+          .size = each + (share.index < more ? 1 : 0)};
 }
 
-EpochOrder::EpochOrder(const DataLoaderOptions& options, const SampleOrder& order)
-    : batch_size_(options.batch_size), samples_(order.dataset_size) {
+}  // namespace
+
+std::int64_t EpochOrder::count_batches(const DataLoaderOptions& options,
+                                       std::int64_t samples,
+                                       const DataShare& share) {
+  const auto joint = options.batch_size * share.count;
+  const auto whole = samples / joint;
+  const auto tail = options.drop_last ? 0 : share_of_tail(0, samples % joint, share).size;
+  return whole + (tail > 0 ? 1 : 0);
+}
+
+EpochOrder::EpochOrder(const DataLoaderOptions& options,
+                       const SampleOrder& order,
+                       const DataShare& share)
+    : share_(share), batch_size_(options.batch_size), samples_(order.dataset_size) {
   if (order.dataset_size <= 0) {
     fail<DataError>("DataLoader",
                     "the dataset is empty: its size() is ",
@@ -55,8 +74,8 @@ EpochOrder::EpochOrder(const DataLoaderOptions& options, const SampleOrder& orde
     indices_ =
         random_permutation(samples_, random_key(RandomPurpose::kShuffle, order.seed, order.epoch));
   }
-  batches_ = count_batches(options, samples_);
-  if (batches_ == 0) {
+  batches_ = count_batches(options, samples_, share_);
+  if (batches_ == 0 && share_.count == 1) {
     fail<DataError>("DataLoader",
                     "no batch is left: an epoch has ",
                     samples_,
@@ -67,12 +86,16 @@ EpochOrder::EpochOrder(const DataLoaderOptions& options, const SampleOrder& orde
 }
 
 void EpochOrder::indices_of(std::int64_t batch_idx, std::vector<std::int64_t>& indices) const {
-  const auto begin = batch_idx * batch_size_;
-  indices.resize(static_cast<std::size_t>(std::min(batch_size_, samples_ - begin)));
+  const auto joint = batch_size_ * share_.count;
+  const auto left = samples_ - batch_idx * joint;
+  const auto range = left >= joint ? Range{.begin = batch_idx * joint + share_.index * batch_size_,
+                                           .size = batch_size_}
+                                   : share_of_tail(batch_idx * joint, left, share_);
+  indices.resize(static_cast<std::size_t>(range.size));
   if (indices_.empty()) {
-    std::iota(indices.begin(), indices.end(), begin);
+    std::iota(indices.begin(), indices.end(), range.begin);
   } else {
-    std::copy_n(indices_.begin() + begin, indices.size(), indices.begin());
+    std::copy_n(indices_.begin() + range.begin, indices.size(), indices.begin());
   }
 }
 

@@ -3,24 +3,30 @@
 #include <cstdint>
 #include <vector>
 
+#include "fulmen/core/data/batch_source.h"
 #include "fulmen/core/data/data_loader_options.h"
 
 namespace fulmen::detail {
 
-// The samples of one epoch, cut into batches.
+// The samples of one epoch, or a rank's share of them, cut into batches. All ranks have one order;
+// of each batch_size * ranks samples rank i has the i-th batch_size, so that together they train
+// on what one process with the joint batch size would. What is left in the end is dealt out evenly.
 class EpochOrder {
  public:
   // Throws DataError if no batch would be left, or if the sampler's indices are out of range.
-  EpochOrder(const DataLoaderOptions& options, const SampleOrder& order);
+  EpochOrder(const DataLoaderOptions& options, const SampleOrder& order, const DataShare& share);
 
   std::int64_t batches() const { return batches_; }
   void indices_of(std::int64_t batch_idx, std::vector<std::int64_t>& indices) const;
   // Tells two orders of a sampler apart; 0 without a sampler.
   std::int64_t fingerprint() const { return fingerprint_; }
 
-  static std::int64_t count_batches(const DataLoaderOptions& options, std::int64_t samples);
+  static std::int64_t count_batches(const DataLoaderOptions& options,
+                                    std::int64_t samples,
+                                    const DataShare& share);
 
  private:
+  DataShare share_;
   std::int64_t batch_size_;
   std::int64_t samples_;
   std::int64_t batches_;

@@ -5,7 +5,13 @@
 namespace fulmen::detail {
 
 // What a stream of random numbers is for: streams of one seed must not meet.
-enum class RandomPurpose : std::uint64_t { kShuffle = 1, kSplit = 2, kSample = 3, kBatch = 4 };
+enum class RandomPurpose : std::uint64_t {
+  kShuffle = 1,
+  kSplit = 2,
+  kSample = 3,
+  kBatch = 4,
+  kRank = 5
+};
 
 // The finalizer of SplitMix64 (Steele, Lea, Flood 2014): a bijection in which every input bit
 // reaches every output bit.

@@ -2,15 +2,13 @@
 
 #include <torch/torch.h>
 
-#include <vector>
-
 #include "fulmen/core/module/module_base.h"
 #include "fulmen/core/optim/clip_grad.h"
 
 namespace fulmen {
 
 std::unique_ptr<ShardedContext> Strategy::model_sharded_context(ModuleBase&) {
-  return std::make_unique<ShardedContext>();
+  return std::make_unique<ShardedContext>(mesh());
 }
 
 void Strategy::run_window(Window& window) {
@@ -31,24 +29,22 @@ void Strategy::backward(ModuleBase& module,
   module.backward(loss, gradient);
 }
 
-void Strategy::finish_gradients(std::span<const at::Tensor> gradients, const WindowWeight& weight) {
-  if (gradients.empty()) return;
-  at::NoGradGuard no_grad;
-  std::vector<at::Tensor> list(gradients.begin(), gradients.end());
-  if (!weight.tensor.defined()) {
-    at::_foreach_div_(list, weight.number);
-    return;
-  }
-  auto total = weight.tensor + weight.number;
-  for (auto& gradient : list) gradient.div_(total);
-}
-
 at::Tensor Strategy::clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm) {
   return fulmen::clip_grad_norm(parameters, max_norm);
 }
 
 void Strategy::clip_grad_value(std::span<const at::Tensor> parameters, double clip_value) {
   fulmen::clip_grad_value(parameters, clip_value);
+}
+
+at::Tensor Strategy::reduce(const at::Tensor& value, ReduceOp op) {
+  auto result = value.detach().clone();
+  all_reduce(result, op, mesh().world()->all());
+  return result;
+}
+
+void Strategy::barrier(std::string_view name) {
+  fulmen::barrier(name, mesh().world()->all());
 }
 
 }  // namespace fulmen

@@ -75,6 +75,14 @@ void MetricStore::end_epoch() {
   if (current_ != nullptr) current_->end_epoch(clock_);
 }
 
+void MetricStore::reduce_epoch(const Exchange& exchange) {
+  if (current_ != nullptr) current_->reduce(exchange, false, clock_);
+}
+
+void MetricStore::reduce_epoch_hooks(const Exchange& exchange) {
+  if (current_ != nullptr) current_->reduce(exchange, true, clock_);
+}
+
 void MetricStore::end_phase() {
   if (phases_.empty()) return;
   if (phases_.back() == MetricPhase::kSanityCheck) *current_ = MetricTable();

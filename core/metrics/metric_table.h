@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -91,6 +92,10 @@ class MetricTable {
 
   void begin_epoch();
   void end_epoch(std::int64_t& clock);
+  /// Sums of this epoch over ranks: of the metrics of batches, or of those of epoch hooks.
+  void reduce(const std::function<std::vector<StateDict>(const StateDict&)>& exchange,
+              bool of_epoch_hooks,
+              std::int64_t& clock);
   /// New sums; what is shown stays.
   void reset_totals();
 

@@ -125,6 +125,21 @@ std::vector<double> read_values(std::span<const MetricValue* const> values) {
   return numbers;
 }
 
+void MetricTotal::merge(const MetricTotal& other, MetricReduction reduce) {
+  if (other.empty()) return;
+  if (empty()) {
+    *this = other;
+    return;
+  }
+  // A mean is kept as the sum of value * weight.
+  const auto weight = weight_ + other.weight_;
+  const auto how = reduce == MetricReduction::kMean ? MetricReduction::kSum : reduce;
+  const auto count = count_ + other.count_;
+  add(other.total_, how, 1);
+  weight_ = weight;
+  count_ = count;
+}
+
 void MetricTotal::add(const MetricValue& value, MetricReduction reduce, double weight) {
   if (reduce == MetricReduction::kMean) {
     if (weight == 0) return;

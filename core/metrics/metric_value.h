@@ -42,6 +42,8 @@ class MetricTotal {
   /// A value of weight 0 does not count in a mean, whatever it is.
   void add(const MetricValue& value, MetricReduction reduce, double weight);
   bool empty() const { return count_ == 0; }
+  /// Goes on with what another rank has summed. Both on the host.
+  void merge(const MetricTotal& other, MetricReduction reduce);
   /// Not for an empty total.
   MetricValue result(MetricReduction reduce) const;
 

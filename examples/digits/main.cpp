@@ -1,6 +1,7 @@
 // Trains a small convolutional network on the 1,797 handwritten digits (8x8 pixels) of the UCI set.
 //
 //   build/release/examples/digits                     trains 20 epochs, then tests the best model
+//   build/release/examples/digits --devices 2         the same on two ranks of this host
 //   build/release/examples/digits --resume            goes on from the last checkpoint
 //   build/release/examples/digits --help              all options
 //
@@ -25,6 +26,7 @@ struct Settings {
   std::filesystem::path data = "data/digits.csv.gz";
   std::filesystem::path output = "runs/digits";
   std::int64_t epochs = 20;
+  std::int64_t devices = 1;
   std::int64_t batch_size = 32;
   std::int64_t accumulate = 1;
   double lr = 5e-3;
@@ -56,9 +58,7 @@ nn::Sequential make_network() {
 
 class DigitsModule final : public fulmen::LightningModule<> {
  public:
-  DigitsModule(double lr, std::int64_t total_steps) : lr_(lr), total_steps_(total_steps) {
-    hyperparameters = {{"lr", lr}, {"total_steps", total_steps}};
-  }
+  explicit DigitsModule(double lr) : lr_(lr) { hyperparameters = {{"lr", lr}}; }
 
   fulmen::StepOutput training_step(fulmen::Batch& batch, std::int64_t) override {
     auto [images, labels] = batch.unpack<2>();
@@ -82,8 +82,8 @@ class DigitsModule final : public fulmen::LightningModule<> {
 
   fulmen::OptimizerConfigs configure_optimizers() override {
     auto optimizer = fulmen::AdamW::make(*this, {.lr = lr_});
-    auto schedule =
-        fulmen::OneCycleLR::make(optimizer, {.max_lr = lr_, .total_steps = total_steps_});
+    auto schedule = fulmen::OneCycleLR::make(
+        optimizer, {.max_lr = lr_, .total_steps = trainer().estimated_stepping_batches().value()});
     return fulmen::OptimizerConfig{
         .optimizer = optimizer,
         .schedulers = {{.scheduler = schedule, .interval = fulmen::Interval::kStep}}};
@@ -99,15 +99,15 @@ class DigitsModule final : public fulmen::LightningModule<> {
   }
 
   double lr_;
-  std::int64_t total_steps_;
   nn::Sequential net_ = register_module("net", make_network());
 };
 
 void add_options(CLI::App& app, Settings& settings) {
-  app.option_defaults()->always_capture_default();
+  app.option_defaults()->always_capture_default()->take_last();
   app.add_option("--data", settings.data, "The gzipped CSV file of the digits");
   app.add_option("--epochs", settings.epochs, "Epochs in all")->check(CLI::Range(1, 1000000));
-  app.add_option("--batch-size", settings.batch_size, "Images per batch");
+  app.add_option("--devices", settings.devices, "Ranks on this host")->check(CLI::Range(1, 1024));
+  app.add_option("--batch-size", settings.batch_size, "Images per batch, over all ranks");
   app.add_option("--accumulate", settings.accumulate, "Batches per optimizer step");
   app.add_option("--lr", settings.lr, "Highest learning rate");
   app.add_option("--seed", settings.seed, "Seed of split, initial weights, order and dropout");
@@ -122,14 +122,18 @@ int run(const Settings& settings) {
   // Of the images 20 % are for the test; of the others a tenth is for validation.
   const auto data = digits::read_digits(settings.data);
   const auto parts = fulmen::random_split(data.size(), {0.72, 0.08, 0.2}, settings.seed);
-  const fulmen::DataLoader train(
-      fulmen::Subset(data, parts[0]),
-      {.batch_size = settings.batch_size, .shuffle = true, .num_workers = settings.num_workers});
+  if (settings.batch_size % settings.devices != 0)
+    throw std::invalid_argument("--batch-size must be a multiple of --devices");
+  const fulmen::DataLoader train(fulmen::Subset(data, parts[0]),
+                                 {.batch_size = settings.batch_size / settings.devices,
+                                  .shuffle = true,
+                                  .num_workers = settings.num_workers});
   const fulmen::DataLoader val(fulmen::Subset(data, parts[1]), {.batch_size = 256});
   const fulmen::DataLoader test(fulmen::Subset(data, parts[2]), {.batch_size = 256});
 
   fulmen::Trainer trainer(
-      {.precision = fulmen::parse_precision(settings.precision),
+      {.devices = settings.devices,
+       .precision = fulmen::parse_precision(settings.precision),
        .callbacks = {fulmen::ModelCheckpoint::make({.dirpath = settings.output / "checkpoints",
                                                     .monitor = "val_loss",
                                                     .save_last = fulmen::SaveLast::kPointer})},
@@ -140,9 +144,7 @@ int run(const Settings& settings) {
        .seed = settings.seed});
 
   fulmen::seed_everything(settings.seed);  // the initial weights
-  const auto steps_per_epoch = (*train.size() + settings.accumulate - 1) / settings.accumulate;
-  const auto module =
-      std::make_shared<DigitsModule>(settings.lr, settings.epochs * steps_per_epoch);
+  const auto module = std::make_shared<DigitsModule>(settings.lr);
 
   const auto fitted =
       trainer.fit(module, train, val, {.checkpoint = settings.resume ? "last" : ""});
@@ -151,6 +153,7 @@ int run(const Settings& settings) {
     return 1;
   }
   const auto results = trainer.test(module, test, {.checkpoint = "best"});
+  if (!trainer.is_global_zero()) return 0;
   std::cout << "test_accuracy: " << std::fixed << std::setprecision(4)
             << results[0].at("test_accuracy") << '\n';
   return 0;

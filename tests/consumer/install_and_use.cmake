@@ -42,5 +42,7 @@ run("${CMAKE_COMMAND}" -G Ninja -S "${CMAKE_CURRENT_LIST_DIR}/project" -B "${WOR
   "-DCMAKE_BUILD_TYPE=${BUILD_TYPE}"
   "-DEXPECTED_VERSION=${VERSION}")
 run("${CMAKE_COMMAND}" --build "${WORK}/build")
-run("${WORK}/build/consumer")
-message("${output}")
+foreach(program consumer conformance)
+  run("${WORK}/build/${program}")
+  message("${output}")
+endforeach()

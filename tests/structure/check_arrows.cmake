@@ -5,7 +5,7 @@
 # one named by its path from the repository ("trainer/loops/fit_loop.h").
 cmake_minimum_required(VERSION 3.25)
 
-set(rooms core strategies callbacks trainer)
+set(rooms core strategies callbacks trainer testing)
 set(rules
   "^include/fulmen/fulmen\\.h$|core strategies callbacks trainer|public"
   "^include/fulmen/[^/]+\\.h$||public"
@@ -13,10 +13,12 @@ set(rules
   "^include/fulmen/strategies/|core strategies|public"
   "^include/fulmen/callbacks/|core callbacks|public"
   "^include/fulmen/trainer/|core trainer|public"
+  "^include/fulmen/testing/|core|public"
   "^core/|core|private"
   "^strategies/|core strategies|private"
   "^callbacks/|core callbacks|private"
   "^trainer/|core strategies callbacks trainer|private"
+  "^testing/|core strategies callbacks trainer testing|private"
   "^(examples|benchmarks)/|core strategies callbacks trainer|public")
 
 file(GLOB_RECURSE files RELATIVE "${ROOT}"
@@ -25,6 +27,7 @@ file(GLOB_RECURSE files RELATIVE "${ROOT}"
   "${ROOT}/strategies/*.h" "${ROOT}/strategies/*.cpp"
   "${ROOT}/callbacks/*.h" "${ROOT}/callbacks/*.cpp"
   "${ROOT}/trainer/*.h" "${ROOT}/trainer/*.cpp"
+  "${ROOT}/testing/*.h" "${ROOT}/testing/*.cpp"
   "${ROOT}/examples/*.h" "${ROOT}/examples/*.cpp"
   "${ROOT}/benchmarks/*.h" "${ROOT}/benchmarks/*.cpp")
 

@@ -57,11 +57,18 @@ class CapturingLogger : public Logger {
 class FakeStrategy : public Strategy {
  public:
   std::string key() const override { return "fake"; }
-  void setup_environment(Accelerator&) override {}
+  void setup_environment(const EnvironmentRequest& /*request*/) override {}
+  const DeviceMesh& mesh() const override { return one; }
   Topology topology() const override { return place; }
   c10::Device root_device() const override { return c10::Device(c10::kCPU); }
   void setup(ModuleBase&, Stage) override {}
+  WindowVerdict finish_gradients(std::span<const at::Tensor>, const WindowVote& vote) override {
+    return verdict_of(vote);
+  }
+  void reduce_gradients(std::span<const at::Tensor>) override {}
+  void synchronize_buffers(ModuleBase&) override {}
 
+  DeviceMesh one{{{.name = "data"}}, World::single()};
   Topology place;
 };
 

@@ -9,13 +9,13 @@ namespace {
 class ContextStrategy final : public FakeStrategy {
  public:
   struct Context final : ShardedContext {
-    explicit Context(bool& flag) : open(flag) { open = true; }
+    Context(const DeviceMesh& mesh, bool& flag) : ShardedContext(mesh), open(flag) { open = true; }
     ~Context() override { open = false; }
     bool& open;
   };
   std::string key() const override { return name; }
   std::unique_ptr<ShardedContext> model_sharded_context(ModuleBase&) override {
-    return std::make_unique<Context>(open);
+    return std::make_unique<Context>(mesh(), open);
   }
 
   bool open = false;

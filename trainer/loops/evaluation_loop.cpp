@@ -106,6 +106,7 @@ void EvaluationLoop::run() {
   auto& metrics = session_.metrics;
   const auto hook_before = metrics.hook();
   auto loaders = limited_sources();
+  session_.strategy().synchronize_buffers(*session_.module);
   {
     ModeGuard modes(*session_.module);
     (session_.hook(hook.eval_point).*hook.model_eval)();
@@ -123,9 +124,9 @@ void EvaluationLoop::run() {
       metrics.end_phase();
       return;
     }
-    metrics.end_epoch();
+    session_.end_metrics_epoch();
     session_.call(hook.epoch_end.point, hook.epoch_end.callback, hook.epoch_end.module);
-    metrics.commit();
+    session_.commit_epoch_hooks();
     finish();
     metrics.end_phase();
   }
@@ -150,12 +151,13 @@ std::vector<LimitedSource> EvaluationLoop::limited_sources() {
   auto& sizes = session_.plan_.eval_batches;
   sizes.clear();
   for (std::size_t i = 0; i < sources_.size(); ++i) {
-    session_.prepare_source(*sources_[i]);
     const std::string what =
         (stage_ == Stage::kTest ? "the test loader " : "the validation loader ") +
         std::to_string(i);
+    session_.prepare_source(*sources_[i], what);
     const LimitedSource whole(*sources_[i], limit(), what, hooks().limit_name, Lookahead::kNo);
-    whole.require_batches();
+    // With more ranks than samples some have nothing to do.
+    if (!session_.several_ranks()) whole.require_batches();
     loaders.emplace_back(*sources_[i],
                          few_ ? few_batches(whole) : limit(),
                          what,

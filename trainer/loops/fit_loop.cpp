@@ -61,19 +61,19 @@ void FitLoop::connect_validation_data() {
 
 void FitLoop::connect_training_data() {
   source_ = session_.train_source();
-  session_.prepare_source(*source_);
+  session_.prepare_source(*source_, "the training loader");
   if (session_.restoring) restore_source(session_, *source_);
   const auto limit = session_.train_limit();
   const char* option = session_.options.overfit_batches ? "overfit_batches" : "limit_train_batches";
   data_ = std::make_unique<LimitedSource>(
       *source_, limit, "the training loader", option, Lookahead::kYes);
-  session_.plan_.train_batches = data_->size();
   connected_epoch_ = session_.state.progress.epoch;
-  data_->require_batches();
+  if (!session_.several_ranks()) data_->require_batches();
+  agree_on_batches();
   window_.set_data(*data_);
   check_interval();
   const auto window = session_.state.accumulate_grad_batches;
-  const auto size = data_->size();
+  const auto size = session_.plan_.train_batches;
   if (size && *size > 0 && *size < window) {
     session_.log().warning_once(
         "Trainer: accumulate_grad_batches = ",
@@ -87,9 +87,45 @@ void FitLoop::connect_training_data() {
   }
 }
 
+/// How many batches the epoch has: on several ranks as many as the rank with the most. The others
+/// take part in the remaining steps with weight 0.
+void FitLoop::agree_on_batches() {
+  session_.plan_.train_batches = data_->size();
+  if (!session_.several_ranks() || session_.train_limit().is_off()) return;
+  const auto own = data_->size().value_or(-1);
+  const auto bounds =
+      session_.strategy().reduce(at::tensor({own, -own}, at::kLong), ReduceOp::kMax);
+  const auto most = bounds[0].item<std::int64_t>();
+  const auto least = -bounds[1].item<std::int64_t>();
+  if (least < 0) {
+    fail<DataError>("the training loader",
+                    "has no known size, so ",
+                    session_.strategy().topology().world_size,
+                    " ranks cannot agree on the end of an epoch. Use a DataLoader, or "
+                    "limit_train_batches = fulmen::batches(n).");
+  }
+  if (least == 0) {
+    fail<DataError>("the training loader",
+                    "has no batch for at least one of the ",
+                    session_.strategy().mesh().data_size(),
+                    " data ranks: use more samples, or fewer ranks.");
+  }
+  if (least != most && session_.module->optimization_mode() == OptimizationMode::kManual) {
+    fail<DataError>("the training loader",
+                    "has ",
+                    least,
+                    " to ",
+                    most,
+                    " batches on different ranks, but manual optimization needs the same number ",
+                    "on each. Set drop_last.");
+  }
+  data_->set_joint_size(most);
+  session_.plan_.train_batches = most;
+}
+
 void FitLoop::check_interval() const {
   const auto& interval = session_.options.val_check_interval;
-  const auto size = data_->size();
+  const auto size = session_.plan_.train_batches;
   if (!session_.plan_.has_validation) return;
   if (interval.kind() == Kind::kBatches && size && interval.value() > static_cast<double>(*size)) {
     fail<ConfigError>("TrainerOptions",
@@ -176,7 +212,7 @@ void FitLoop::start_epoch() {
   const auto order = session_.options.overfit_batches ? 0 : state.progress.epoch;
   if (!state.epoch_done)
     data_->start({.epoch = order, .batches_to_skip = state.progress.batch_idx});
-  session_.plan_.train_batches = data_->size();
+  if (!session_.several_ranks()) session_.plan_.train_batches = data_->size();
   session_.metrics.begin_epoch();
   pinned_metrics_.reset();
   if (resumed) return;
@@ -231,11 +267,11 @@ void FitLoop::end_epoch() {
   if (!complete) pinned_metrics_ = session_.metrics.state_dict();
   // Hooks that throw here are run anew after a resume.
   if (keeps_boundary_) pinned_ = capture_position(session_);
-  session_.metrics.end_epoch();
+  session_.end_metrics_epoch();
   const auto point = HookPoint::kOnTrainEpochEnd;
   session_.call_callbacks_if(point, is_ordinary, &Callback::on_train_epoch_end);
   session_.hook(point).on_train_epoch_end();
-  session_.metrics.commit();
+  session_.commit_epoch_hooks();
   // Before checkpoints are written, so that a resumed run has the same learning rate.
   if (complete) step_epoch_plateau_schedulers();
   state.epoch_closing = complete;
@@ -246,6 +282,7 @@ void FitLoop::end_epoch() {
   };
   session_.call_callbacks_if(point, judges, &Callback::on_train_epoch_end);
   session_.metrics.commit();
+  session_.agree_on_wishes();
   session_.set_hook(HookPoint::kOutside);
   session_.send_to_loggers(session_.metrics.epoch_metrics(MetricPhase::kTrain),
                            session_.logged_step());
@@ -276,7 +313,7 @@ bool FitLoop::validation_is_due(bool updated) const {
     case Kind::kSteps:
       return updated && state.progress.global_step % n == 0;
     case Kind::kTime:
-      return seconds_since_validation() >= interval.value();
+      return session_.several_ranks() ? state.validation_wanted : validation_is_due_by_clock();
     case Kind::kBatches:
       return validation_epoch() && state.progress.batch_idx % n == 0;
     case Kind::kFraction:
@@ -286,6 +323,12 @@ bool FitLoop::validation_is_due(bool updated) const {
   if (interval.value() >= 1 || !plan.train_batches) return state.epoch_done;
   const auto part = static_cast<double>(*plan.train_batches) * interval.value();
   return state.progress.batch_idx % std::max<std::int64_t>(1, static_cast<std::int64_t>(part)) == 0;
+}
+
+bool FitLoop::validation_is_due_by_clock() const {
+  const auto& interval = session_.options.val_check_interval;
+  return session_.plan_.has_validation && interval.kind() == Kind::kTime &&
+         seconds_since_validation() >= interval.value();
 }
 
 void FitLoop::run_validation() {
@@ -307,6 +350,8 @@ void FitLoop::run_validation() {
     last_validation_ = std::chrono::steady_clock::now();
   });
   loop.run();
+  state.validation_wanted = false;
+  session_.agree_on_wishes();  // Early stopping acts at once.
 }
 
 double FitLoop::seconds_since_validation() const {
@@ -350,7 +395,7 @@ void FitLoop::step_epoch_plateau_schedulers() {
 void FitLoop::step_scheduler(const SchedulerConfig& config) {
   std::optional<double> metric;
   if (config.scheduler->needs_metric()) {
-    metric = session_.metrics.metric(config.monitor);
+    metric = session_.metric_of_rank_zero(config.monitor);
     if (!metric) {
       std::string known;
       for (const auto& [name, value] : session_.metrics.callback_metrics())

@@ -25,6 +25,8 @@ class FitLoop {
   void mark_boundary();
   void step_schedulers(bool updated, bool last_batch);
   bool validation_is_due(bool updated) const;
+  /// By this rank's clock, where validations are counted in time.
+  bool validation_is_due_by_clock() const;
   void run_validation();
   /// Whether validations are counted in optimizer steps.
   bool validates_by_steps() const;
@@ -46,6 +48,7 @@ class FitLoop {
  private:
   void connect_validation_data();
   void connect_training_data();
+  void agree_on_batches();
   void sanity_check();
   void restore_position();
   bool finished();

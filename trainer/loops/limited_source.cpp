@@ -56,13 +56,28 @@ std::optional<std::int64_t> LimitedSource::size() const {
 
 void LimitedSource::start(const EpochStart& start) {
   ahead_.reset();
+  idle_ = false;
+  own_end_.reset();
   given_ = start.batches_to_skip;
-  source_.start_epoch(start);
+  auto own = start;
+  // A rank that was idle when the checkpoint was written reads its last batch again, for hooks.
+  if (joint_size_ && size())
+    own.batches_to_skip = std::min(given_, std::max<std::int64_t>(*size() - 1, 0));
+  source_.start_epoch(own);
   size_ = size();
   exact_ = source_.size().has_value();
+  if (own.batches_to_skip == given_) return;
+  source_.next(ahead_);
 }
 
 bool LimitedSource::next(AnyBatch& batch) {
+  const bool own_left = !own_end_ && !(size_ && given_ >= *size_);
+  if (joint_size_ && given_ < *joint_size_ && !own_left) {
+    if (ahead_.has_value()) batch = std::exchange(ahead_, AnyBatch());
+    idle_ = true;
+    ++given_;
+    return true;
+  }
   batch.reset();
   if (size_ && given_ >= *size_) return false;
   if (ahead_.has_value()) {
@@ -94,6 +109,7 @@ void LimitedSource::require_batches() const {
 }
 
 bool LimitedSource::at_last() const {
+  if (joint_size_) return given_ >= *joint_size_;
   if (size_ && given_ >= *size_) return true;
   return !exact_ && !ahead_.has_value();
 }

@@ -26,6 +26,12 @@ class LimitedSource {
   bool next(AnyBatch& batch);
   /// Whether the batch that next() gave is the epoch's last. Needs lookahead.
   bool at_last() const;
+  /// On several ranks: the epoch has as many batches as the rank with the most. Where this rank has
+  /// none left, next() is true, leaves the batch as it is, and idle() is true.
+  void set_joint_size(std::int64_t batches) { joint_size_ = batches; }
+  bool idle() const { return idle_; }
+  /// This rank has no more batches in this epoch.
+  void cut() { own_end_ = given_; }
   void stop() noexcept;
   /// Throws DataError if there is nothing to read although the limit is not 0.
   void require_batches() const;
@@ -40,6 +46,9 @@ class LimitedSource {
   Lookahead lookahead_;
   std::optional<std::int64_t> size_;
   bool exact_ = false;  ///< The size is what the source says, not only a limit.
+  std::optional<std::int64_t> joint_size_;
+  std::optional<std::int64_t> own_end_;  ///< Where this rank's batches end before its size says so.
+  bool idle_ = false;
   std::int64_t given_ = 0;
   AnyBatch ahead_;
 };

@@ -36,8 +36,8 @@ void predict_loader(Session& session,
                        "the predict loader " + std::to_string(loader_idx),
                        "limit_predict_batches",
                        Lookahead::kNo);
-  session.prepare_source(source);
-  loader.require_batches();
+  session.prepare_source(source, "the predict loader " + std::to_string(loader_idx));
+  if (!session.several_ranks()) loader.require_batches();
   session.plan_.eval_batches.push_back(loader.size());
   const StopAtExit stop{loader};
   loader.start({.epoch = session.progress().epoch, .batches_to_skip = 0});

@@ -20,6 +20,7 @@ bool TrainWindow::next() {
   if (closed_ || state.epoch_done || session_.interruption() != nullptr) return false;
   loop_.mark_boundary();
   state.phase = BatchPhase::kBeforeUpdate;
+  skips_ = false;
   data_left_ = data_->next(batch_);
   if (!data_left_) {
     state.phase = BatchPhase::kBoundary;
@@ -27,6 +28,12 @@ bool TrainWindow::next() {
     return false;
   }
   if (start_batch()) return true;
+  if (session_.several_ranks()) {
+    // Others go on: this rank takes part with weight 0 to the end of the epoch.
+    skips_ = true;
+    data_->cut();
+    return true;
+  }
   cut_epoch();
   return false;
 }
@@ -54,10 +61,13 @@ bool TrainWindow::start_batch() {
   state.updated = false;
   if (!state.window_open()) state.skip_update = false;
   output_ = {};
-  session_.transfer(batch_.view(), 0);
+  if (!data_->idle()) session_.transfer(batch_.view(), 0);
   session_.metrics.set_batch(batch_.view());
   session_.call_callbacks(
       HookPoint::kOnTrainBatchStart, &Callback::on_train_batch_start, batch_.view(), batch_idx_);
+  // Callbacks decide together with those of other ranks; the module has nothing to do with a batch
+  // that it has seen.
+  if (data_->idle()) return true;
   return session_.hook(HookPoint::kOnTrainBatchStart)
              .dispatch_train_batch_start(batch_.view(), batch_idx_) == BatchAction::kContinue;
 }
@@ -75,7 +85,8 @@ void TrainWindow::step() {
   if (manual()) {
     run_manual_batch();
   } else if (session_.optimizers.empty()) {
-    run_micro_batch(GradSync::kNow);
+    run_micro_batch(GradSync::kManual);
+    session_.agree_on_wishes();
   } else {
     apply();
   }
@@ -91,6 +102,7 @@ void TrainWindow::apply() {
   auto& state = session_.state;
   evaluated_ = false;
   scaler_used_ = false;
+  had_loss_ = false;
   for (std::size_t i = 0; i < session_.optimizers.size(); ++i) {
     closure_called_ = false;
     auto& optimizer = *session_.optimizers[i].optimizer;
@@ -109,7 +121,7 @@ void TrainWindow::apply() {
     if (state.updated) ++state.optimizer_steps[i];
   }
   if (session_.scaler) scaler_used_ ? session_.scaler->update() : session_.scaler->new_window();
-  if (state.skip_update && state.losses > 0) ++state.progress.skipped_steps;
+  if (state.skip_update && had_loss_) ++state.progress.skipped_steps;
 }
 
 at::Tensor TrainWindow::closure(std::size_t optimizer) {
@@ -122,6 +134,7 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
     // LBFGS evaluates the same micro-batch several times: what the last one logs counts.
     if (chosen.reevaluates()) again ? session_.metrics.discard() : session_.metrics.commit();
     if (again) state.close_window();
+    reduced_ = false;
     if (data_left_ && (again || !evaluated_)) loss = run_micro_batch(GradSync::kNow);
     evaluated_ = true;
     if (state.losses == 0 && chosen.reevaluates()) {
@@ -132,8 +145,8 @@ at::Tensor TrainWindow::closure(std::size_t optimizer) {
                           chosen.name(),
                           " evaluates it several times and needs one each time.");
     }
-    if (state.losses == 0) state.skip_update = true;
-    if (!state.skip_update) finish_gradients();
+    if (!reduced_) reduce_window();
+    if (!state.skip_update) check_scaled_gradients();
   }
   if (state.skip_update) {
     drop_gradients();
@@ -181,7 +194,8 @@ void TrainWindow::run_training_step() {
 
 at::Tensor TrainWindow::run_micro_batch(GradSync sync) {
   auto& state = session_.state;
-  run_training_step();
+  const bool idle = data_->idle() || skips_;
+  if (!idle) run_training_step();
   if (state.micro_batches++ == 0) zero_gradients();
   if (!output_.loss.defined()) return {};
   check_loss();
@@ -193,8 +207,9 @@ at::Tensor TrainWindow::run_micro_batch(GradSync sync) {
   }
   if (!output_.loss.requires_grad())
     return output_.loss;  // Without optimizers nothing needs its gradient.
-  run_backward(output_.loss, seed(), sync);
+  const auto gradient = seed();
   add_weight();
+  run_backward(output_.loss, gradient, sync);
   output_.loss = output_.loss.detach();
   return output_.loss;
 }
@@ -267,6 +282,7 @@ void TrainWindow::run_backward(const at::Tensor& loss, const at::Tensor& gradien
                 loss);
   session_.set_hook(HookPoint::kBackward);
   session_.strategy().backward(*session_.module, loss, gradient, sync);
+  if (sync == GradSync::kNow) reduce_window();  // Before anybody reads gradients.
   session_.call(
       HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
 }
@@ -317,19 +333,28 @@ void TrainWindow::add_weight() {
 }
 
 bool TrainWindow::divides() const {
-  return session_.state.accumulate_grad_batches > 1 ||
-         session_.strategy().topology().world_size > 1;
+  return session_.state.accumulate_grad_batches > 1 || session_.several_ranks();
 }
 
-void TrainWindow::finish_gradients() {
+void TrainWindow::reduce_window() {
   auto& state = session_.state;
-  if (divides()) {
-    std::vector<at::Tensor> gradients;
-    for (const auto& [name, parameter] : session_.distinct_parameters()) {
-      if (parameter.grad().defined()) gradients.push_back(parameter.grad());
-    }
-    session_.strategy().finish_gradients(gradients, state.weight);
+  reduced_ = true;
+  auto vote = session_.wishes();
+  vote.has_loss = state.losses > 0 && !state.skip_update;
+  vote.skip = state.skip_update;
+  if (vote.has_loss && divides()) {
+    vote.weight = state.weight;
+  } else if (vote.has_loss) {
+    vote.weight.number = 1;
   }
+  const auto verdict = session_.strategy().finish_gradients(session_.parameter_tensors(), vote);
+  had_loss_ = verdict.has_loss || verdict.skip;
+  if (verdict.skip || !verdict.has_loss) state.skip_update = true;
+  session_.obey(verdict);
+}
+
+void TrainWindow::check_scaled_gradients() {
+  auto& state = session_.state;
   if (!session_.scaler) return;
   for (auto& config : session_.optimizers) {
     if (!gradients_are_finite(*config.optimizer)) state.skip_update = true;
@@ -361,7 +386,8 @@ void TrainWindow::end_batch() {
   state.phase = BatchPhase::kBoundary;
 
   const auto module_part = [this](ModuleBase& module) {
-    module.dispatch_train_batch_end(output_, batch_.view(), batch_idx_);
+    if (!data_->idle() && !skips_)
+      module.dispatch_train_batch_end(output_, batch_.view(), batch_idx_);
     session_.metrics.commit();
   };
   session_.call_checkpoints_last(HookPoint::kOnTrainBatchEnd,
@@ -372,7 +398,7 @@ void TrainWindow::end_batch() {
                                  batch_idx_);
   session_.set_hook(HookPoint::kOutside);
   if (state.updated) loop_.log_step();
-  batch_.reset();
+  if (last || !session_.several_ranks()) batch_.reset();  // An idle rank shows its last one again.
   if (state.validation_pending && session_.interruption() == nullptr) loop_.run_validation();
 }
 

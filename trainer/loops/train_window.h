@@ -29,7 +29,7 @@ class TrainWindow final : public Window {
   // Of the session's ManualOptimization.
   void manual_backward(const at::Tensor& loss);
   void manual_step(std::size_t index, const Optimizer::Closure& closure);
-  void unscale_before_clipping(const Optimizer& optimizer);
+  void prepare_clipping(const Optimizer& optimizer);
 
  private:
   bool manual() const { return session_.module->optimization_mode() == OptimizationMode::kManual; }
@@ -49,7 +49,10 @@ class TrainWindow final : public Window {
   at::Tensor closure(std::size_t optimizer);
   void apply();
   bool divides() const;
-  void finish_gradients();
+  /// All ranks together: the window's gradients and what is decided about it.
+  void reduce_window();
+  void check_scaled_gradients();
+  void reduce_for(std::size_t optimizer);
   void unscale_once(const Optimizer& optimizer);
   bool gradients_are_finite(const Optimizer& optimizer);
   void close();
@@ -66,9 +69,13 @@ class TrainWindow final : public Window {
   std::int64_t batch_idx_ = 0;
   bool closed_ = false;
   bool closure_called_ = false;
-  bool evaluated_ = false;  ///< The micro-batch of this step has been run.
+  bool evaluated_ = false;         ///< The micro-batch of this step has been run.
+  bool reduced_ = false;           ///< The window's gradients are those of all ranks.
+  bool had_loss_ = false;          ///< Some rank had one in this window.
+  std::vector<bool> reduced_for_;  ///< Manual optimization: for which optimizers.
   bool scaler_used_ = false;
   std::vector<bool> stepped_;  ///< Which optimizers manual optimization stepped in this batch.
+  bool skips_ = false;         ///< This rank leaves out this micro-batch and the rest of the epoch.
   bool data_left_ = true;      ///< False where the window is closed without a further micro-batch.
   std::vector<Optimizer::Closure> closures_;
   at::Tensor watched_;

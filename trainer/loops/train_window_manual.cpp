@@ -9,18 +9,28 @@ namespace fulmen::detail {
 void TrainWindow::run_manual_batch() {
   scaler_used_ = false;
   stepped_.assign(session_.optimizers.size(), false);
+  reduced_for_.assign(session_.optimizers.size(), false);
   run_training_step();
+  session_.agree_on_wishes();
   if (scaler_used_) session_.scaler->update();
   if (!output_.loss.defined()) return;
   loss_is_usable();
   output_.loss = output_.loss.detach();
 }
 
+/// The gradients of an optimizer become those of all ranks, once after a backward.
+void TrainWindow::reduce_for(std::size_t index) {
+  if (!session_.several_ranks() || reduced_for_[index]) return;
+  reduced_for_[index] = true;
+  session_.strategy().reduce_gradients(session_.optimizers[index].optimizer->all_parameters());
+}
+
 void TrainWindow::manual_backward(const at::Tensor& loss) {
   const auto running = session_.metrics.hook();
   at::Tensor gradient;
   if (session_.scaler) gradient = session_.scaler->scale(at::ones_like(loss).detach());
-  run_backward(loss, gradient, GradSync::kNow);
+  reduced_for_.assign(session_.optimizers.size(), false);
+  run_backward(loss, gradient, GradSync::kManual);
   session_.set_hook(running);
 }
 
@@ -32,10 +42,12 @@ void TrainWindow::unscale(std::size_t index) {
   unscale_once(optimizer);
 }
 
-void TrainWindow::unscale_before_clipping(const Optimizer& optimizer) {
-  if (!session_.scaler || !manual()) return;
+void TrainWindow::prepare_clipping(const Optimizer& optimizer) {
+  if (!manual()) return;
   for (std::size_t i = 0; i < session_.optimizers.size(); ++i) {
-    if (session_.optimizers[i].optimizer.get() == &optimizer) unscale(i);
+    if (session_.optimizers[i].optimizer.get() != &optimizer) continue;
+    reduce_for(i);
+    if (session_.scaler) unscale(i);
   }
 }
 
@@ -44,6 +56,7 @@ void TrainWindow::manual_step(std::size_t index, const Optimizer::Closure& closu
   auto& optimizer = *session_.optimizers[index].optimizer;
   const auto running = session_.metrics.hook();
   bool finite = true;
+  if (!closure) reduce_for(index);
   if (session_.scaler) {
     if (closure) {
       fail<ConfigError>(session_.module->name(),
@@ -62,6 +75,7 @@ void TrainWindow::manual_step(std::size_t index, const Optimizer::Closure& closu
     if (closure) {
       optimizer.step([&] {
         auto loss = closure();
+        reduce_for(index);
         call_before_step(optimizer);  // Gradients are there only now.
         return loss;
       });

@@ -117,8 +117,8 @@ class ModelCheckpoint : public Callback {
   void clean_up_after_resume(Context& context);
 
   bool time_is_due(Context& context);
-  bool must_wait(const Context& context, std::int64_t batch_idx) const;
-  bool metrics_known(const Context& context) const;
+  bool must_wait(Context& context, std::int64_t batch_idx) const;
+  bool metrics_known(Context& context) const;
   void refuse_unknown_metrics(Context& context) const;
   void save_if_kept(Context& context);
   void save_forced(Context& context, const CheckpointNameTemplate& names);

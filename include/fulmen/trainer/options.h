@@ -95,8 +95,13 @@ enum class SignalHandling { kSaveAndStop, kNone };
 /// order.
 struct TrainerOptions {
   AcceleratorOption accelerator = "auto";
-  std::shared_ptr<Strategy> strategy = {};  ///< Null: one device.
-  std::int64_t devices = 1;
+  /// Null: one device, or DdpStrategy for more than one rank.
+  std::shared_ptr<Strategy> strategy = {};
+  std::int64_t devices = 1;    ///< Ranks on each host, one device each.
+  std::int64_t num_nodes = 1;  ///< Hosts.
+  /// Each data rank reads its share of every loader. False: loaders are read in full by each rank,
+  /// for data that you have split yourself.
+  bool use_distributed_sampler = true;
   Precision precision = Precision::k32True;
 
   std::vector<std::shared_ptr<Callback>> callbacks = {};

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "fulmen/core/data/loader.h"
+#include "fulmen/core/distributed/topology.h"
 #include "fulmen/core/loggers/logger.h"
 #include "fulmen/core/module/callback.h"
 #include "fulmen/core/module/data_module.h"
@@ -108,7 +109,8 @@ class Trainer {
     return run_evaluation(Stage::kTest, module, {nullptr, {}, data}, options);
   }
 
-  /// What predict_step returned, batch by batch, loader by loader, its tensors on the CPU.
+  /// What predict_step returned, batch by batch, loader by loader, its tensors on the CPU. On
+  /// several ranks: for this rank's share of the samples.
   template <std::derived_from<ModuleBase> M>
   std::vector<typename M::prediction_type> predict(
       const std::shared_ptr<M>& module,
@@ -140,6 +142,10 @@ class Trainer {
   std::map<std::string, double> progress_bar_metrics() const;
 
   const Progress& progress() const;
+  /// Where this process is among the ranks of the last run; of one process before the first.
+  const Topology& topology() const;
+  /// The rank that prints and writes.
+  bool is_global_zero() const { return topology().rank == 0; }
   /// As callbacks see it.
   TrainerContext& context();
   const std::vector<std::shared_ptr<Callback>>& callbacks() const;

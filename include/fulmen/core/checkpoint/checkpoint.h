@@ -22,7 +22,13 @@ struct CheckpointContents {
   boost::json::object trainer = {};
   TensorMap rank_state = {};
   boost::json::object rank_values = {};
+  /// For writing, on rank 0: what pack_rank_state() made on ranks 1, 2, ...
+  std::vector<std::string> other_ranks = {};
 };
+
+/// A rank's own part as bytes that rank 0 can write, and only write. Throws CheckpointError for a
+/// tensor that cannot be stored.
+std::string pack_rank_state(const TensorMap& rank_state, const boost::json::object& rank_values);
 
 enum class CheckpointParts { kEverything, kModelOnly };
 
@@ -35,10 +41,11 @@ void write_checkpoint(const std::filesystem::path& directory,
                       FileSystem& file_system = posix_file_system());
 
 /// Reads a checkpoint directory, checking size and checksum of every file that it reads. `path` may
-/// also be a pointer file, and for kModelOnly a `.safetensors` file from anywhere. Throws
-/// CheckpointError that names the file or tensor.
+/// also be a pointer file, and for kModelOnly a `.safetensors` file from anywhere. `rank` tells
+/// whose own state is read. Throws CheckpointError that names the file or tensor.
 CheckpointContents read_checkpoint(const std::filesystem::path& path,
-                                   CheckpointParts parts = CheckpointParts::kEverything);
+                                   CheckpointParts parts = CheckpointParts::kEverything,
+                                   int rank = 0);
 
 /// Reads and checks every byte, keeps nothing. Throws as read_checkpoint.
 void verify_checkpoint(const std::filesystem::path& path);

@@ -15,6 +15,13 @@ struct EpochStart {
   std::int64_t batches_to_skip = 0;  ///< Greater than 0 only when a run is resumed inside an epoch.
 };
 
+/// Which part of the data a data rank reads.
+struct DataShare {
+  int index = 0;
+  int count = 1;
+  bool operator==(const DataShare&) const = default;
+};
+
 /// Yields the batches of an epoch: what the loops read. Made by Loader<B>; implement it for a
 /// source of your own. Call order: start_epoch, next until it is false, stop_epoch (also early);
 /// then again. Not thread-safe.
@@ -36,6 +43,10 @@ class BatchSource {
   virtual bool can_skip() const { return false; }
   /// The seed to use if the user gave none. Called before the first epoch.
   virtual void set_default_seed(std::uint64_t /*seed*/) {}
+  /// From the next epoch on, reads a share of the samples: shares of one epoch are disjoint and
+  /// make up the whole. False: it cannot be shared out. Called before the first epoch, also with
+  /// {0, 1}.
+  virtual bool set_share(const DataShare& share) { return share.count == 1; }
   /// What a resumed run needs besides (epoch, batch): the seed, the size of the open epoch.
   virtual StateDict state_dict() const { return {}; }
   /// Called before the first start_epoch.

@@ -3,34 +3,59 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 
+#include "fulmen/core/distributed/collectives.h"
+#include "fulmen/core/distributed/device_mesh.h"
+#include "fulmen/core/distributed/sharded_context.h"
 #include "fulmen/core/module/trainer_context.h"
+#include "fulmen/core/support/state_dict.h"
 
 namespace fulmen {
 
-/// Where this process stands in the job.
-struct Topology {
-  int rank = 0;
-  int local_rank = 0;
-  int world_size = 1;
-};
-
-enum class ReduceOp { kSum, kMean, kMin, kMax };
 enum class GradSync {
-  kNow,
-  kDefer
-};  ///< kDefer: more micro-batches of the window follow, keep gradients local.
+  kNow,     ///< The last micro-batch of a window: gradients are reduced as they come.
+  kDefer,   ///< More micro-batches of the window follow: gradients stay local.
+  kManual,  ///< reduce_gradients() will be called for those that are to be reduced.
+};
 
 /// Sum of the weights of a window's micro-batches on this rank: a number, plus a tensor where
 /// weights live on a device.
 struct WindowWeight {
   double number = 0;
-  at::Tensor tensor;
+  at::Tensor tensor = {};
 };
+
+/// What one rank brings to the end of a window.
+struct WindowVote {
+  WindowWeight weight = {};
+  bool has_loss = false;  ///< False: no loss came in this window (out of data, or left out).
+  bool skip = false;      ///< Its loss was not finite: nobody updates.
+  bool stop = false;      ///< A signal or request to stop reached it.
+  bool finish = false;    ///< stop_training() was called on it.
+  bool validate = false;  ///< By its clock a validation is due.
+};
+
+/// What all ranks have decided together: each is true if it is true in any rank's vote.
+struct WindowVerdict {
+  bool has_loss = false;
+  bool skip = false;
+  bool stop = false;
+  bool finish = false;
+  bool validate = false;
+};
+/// The verdict of one rank alone.
+inline WindowVerdict verdict_of(const WindowVote& vote) {
+  return {.has_loss = vote.has_loss,
+          .skip = vote.skip,
+          .stop = vote.stop,
+          .finish = vote.finish,
+          .validate = vote.validate};
+}
 
 /// One optimizer step as the training loop offers it: a window of micro-batches.
 class Window {
@@ -52,11 +77,12 @@ class Window {
   ~Window() = default;
 };
 
-/// Held while configure_sharded_model() runs; its destructor leaves the context, also when the hook
-/// throws.
-class ShardedContext {
- public:
-  virtual ~ShardedContext() = default;
+/// What a strategy needs to know to join the job.
+struct EnvironmentRequest {
+  Accelerator& accelerator;
+  Log& log;
+  std::int64_t devices = 1;    ///< Ranks on each host.
+  std::int64_t num_nodes = 1;  ///< Hosts.
 };
 
 /// Maps one training job onto processes and devices. One instance per process, not thread-safe;
@@ -69,13 +95,17 @@ class Strategy {
   /// Names the strategy and its mesh; a module configured for another key is not configured for
   /// this one.
   virtual std::string key() const = 0;
-  /// Joins the job. Throws DistributedError if the peers do not come in time.
-  virtual void setup_environment(Accelerator& accelerator) = 0;
-  virtual Topology topology() const { return {}; }
+  /// Joins the job and builds the mesh; called at the start of every run. Throws ConfigError for
+  /// what cannot work, DistributedError if the peers do not come in time.
+  virtual void setup_environment(const EnvironmentRequest& request) = 0;
+  /// Throws ConfigError before setup_environment.
+  virtual const DeviceMesh& mesh() const = 0;
+  virtual Topology topology() const { return mesh().world()->topology(); }
   virtual c10::Device root_device() const = 0;
-  /// Base: a context in which nothing is sharded.
+  /// Base: a context with the mesh, in which nothing is sharded.
   virtual std::unique_ptr<ShardedContext> model_sharded_context(ModuleBase& module);
-  /// Moves the module to root_device() and gets gradients ready to be reduced.
+  /// Moves the module to root_device(), compares it on all ranks, makes its values equal, and gets
+  /// gradients ready to be reduced.
   virtual void setup(ModuleBase& module, Stage stage) = 0;
   /// Maps each parameter that an optimizer names to what this rank steps. Before any optimizer
   /// state exists.
@@ -89,18 +119,36 @@ class Strategy {
                         const at::Tensor& loss,
                         const at::Tensor& gradient,
                         GradSync sync);
-  /// Turns sums of weighted gradients into the step's gradients: divides by the weights of all
-  /// ranks.
-  virtual void finish_gradients(std::span<const at::Tensor> gradients, const WindowWeight& weight);
+  /// Ends a window: the gradients of `parameters` become sum of weighted gradients / sum of weights
+  /// over all ranks (of shared parameters: sums over their axes too), and the votes a verdict.
+  /// Gradients that no rank has stay undefined. Collective, once per window. If the verdict is to
+  /// skip, or nobody has a loss, gradients are not to be used.
+  virtual WindowVerdict finish_gradients(std::span<const at::Tensor> parameters,
+                                         const WindowVote& vote) = 0;
+  /// Manual optimization, before the gradients of one optimizer are read: the same with weight 1 on
+  /// each rank, for these parameters alone.
+  virtual void reduce_gradients(std::span<const at::Tensor> parameters) = 0;
   /// Global norm of the gradients of distinct parameters, clipped to max_norm; a tensor that is not
   /// read.
   virtual at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm);
   virtual void clip_grad_value(std::span<const at::Tensor> parameters, double clip_value);
 
-  /// Elementwise over all ranks; shape, dtype and device of `value`.
-  virtual at::Tensor reduce(const at::Tensor& value, ReduceOp /*op*/) { return value; }
-  virtual void barrier(std::string_view /*name*/) {}
+  /// Makes the module's buffers equal where they are replicated. Collective; called before
+  /// evaluation and before a checkpoint is captured.
+  virtual void synchronize_buffers(ModuleBase& module) = 0;
+  /// Elementwise over all ranks; shape, dtype and device of `value`. Collective.
+  virtual at::Tensor reduce(const at::Tensor& value, ReduceOp op);
+  /// Returns when all ranks have called it.
+  virtual void barrier(std::string_view name);
+
+  /// What decides the order of sums in a resumed run, and other state of this rank.
+  virtual StateDict state_dict() const { return {}; }
+  /// After setup, before the first backward.
+  virtual void load_state_dict(const StateDict& /*state*/) {}
+  /// After setup; the environment stays for the next run of this process.
   virtual void teardown() noexcept {}
+  /// After an error on this rank: leaves the job, so that the others' collectives fail at once.
+  virtual void abandon() noexcept { teardown(); }
 };
 
 }  // namespace fulmen

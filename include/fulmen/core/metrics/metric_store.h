@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -54,6 +55,14 @@ class MetricStore {
   /// Starts new sums, unless the last epoch was not ended: a resumed one goes on, and what the
   /// start hooks of the phase logged is kept.
   void begin_epoch();
+  /// Before end_epoch, on several ranks: the sums of the running epoch become those over all ranks.
+  /// `exchange` gets this rank's table and gives those of the ranks that count, in an order that is
+  /// the same on all; metrics that only some ranks logged are there on all afterwards. Throws
+  /// DistributedError if two ranks log a metric with different options.
+  using Exchange = std::function<std::vector<StateDict>(const StateDict&)>;
+  void reduce_epoch(const Exchange& exchange);
+  /// The same for what *_epoch_end hooks logged after end_epoch.
+  void reduce_epoch_hooks(const Exchange& exchange);
   /// Makes the results of the epoch visible; what the *_epoch_end hooks log is added as it comes.
   void end_epoch();
   /// Back to the phase around this one.

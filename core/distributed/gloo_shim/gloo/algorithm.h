@@ -1,0 +1,7 @@
+#pragma once
+
+#include <memory>
+
+namespace gloo {
+class Algorithm;
+}

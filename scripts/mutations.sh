@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# scripts/mutations.sh
+# Puts known mistakes into a copy of the sources, one at a time, and runs the equivalence tests on
+# each: all must turn red. The sources as they are must be green. Takes some minutes; needs what
+# scripts/test.sh has installed and is quick after it, because of ccache.
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+work="$(mktemp -d)"
+trap 'rm -rf "$work"' EXIT
+say "copying the sources to $work"
+git -C "$repo" ls-files -z --cached --others --exclude-standard |
+  (cd "$repo" && xargs -0 cp --parents -t "$work")
+torch="${FULMEN_TORCH_DIR:-$(echo "$venv"/lib/python3*/site-packages/torch)}"
+(cd "$work" && cmake --preset release "-DFULMEN_TORCH_DIR=$torch" > /dev/null)
+
+# Prints the number of tests that failed, or fails if the program cannot be built or run.
+failures() {
+  (cd "$work" && cmake --build --preset release -j "$(jobs)" --target strategies_equivalence_test \
+    > "$work/build.log" 2>&1) || { tail -30 "$work/build.log" >&2; die "the mutant does not build"; }
+  local report="$work/report.xml"
+  rm -f "$report"
+  OMP_NUM_THREADS=1 timeout 300 "$work/build/release/tests/strategies/strategies_equivalence_test" \
+    "--gtest_output=xml:$report" > "$work/run.log" 2>&1 || true
+  [[ -f "$report" ]] || { echo crashed; return; }
+  sed -n '2s/.*<testsuites tests="[0-9]*" failures="\([0-9]*\)".*/\1/p' "$report"
+}
+
+# mutate <name> <file> <text> <replacement> [<text> <replacement>...]
+missed=0
+mutate() {
+  local name="$1" file="$work/$2"
+  shift 2
+  cp "$file" "$work/original"
+  while (($#)); do
+    python3 - "$file" "$1" "$2" << 'PYTHON'
+import sys
+path, old, new = sys.argv[1:]
+text = open(path).read()
+if text.count(old) != 1:
+    sys.exit(f"error: {path} has {text.count(old)} times: {old}")
+open(path, "w").write(text.replace(old, new))
+PYTHON
+    shift 2
+  done
+  local count
+  count="$(failures)"
+  cp "$work/original" "$file"
+  if [[ "$count" == 0 ]]; then
+    missed=$((missed + 1))
+    printf 'NOT SEEN  %s\n' "$name"
+  else
+    printf 'seen      %-45s %s tests red\n' "$name" "$count"
+  fi
+}
+
+count="$(failures)"
+[[ "$count" == 0 ]] || die "$count tests are red without a mutation"
+echo "green     the sources as they are"
+
+reducer=strategies/gradient_reducer_impl.cpp
+mutate "divided by the world" "$reducer" \
+  'data_size = mesh->data_size();' 'data_size = mesh->size();'
+mutate "the sum over shared axes left out" core/distributed/placed_parameters.cpp \
+  'return kind == Kind::kShared || (axis == AxisKind::kDataLike && kind == Kind::kReplicated);' \
+  'return axis == AxisKind::kDataLike && kind == Kind::kReplicated;'
+mutate "the sum done twice" strategies/gradient_bucket.cpp \
+  '    work_.wait();' '    work_.wait(); all_reduce(flat_, ReduceOp::kSum, group());'
+mutate "the norm counted on every rank" core/distributed/placed_norm.cpp \
+  'if (is_plain || lists.empty())' 'if (lists.empty())' \
+  'if (!own_sets_[i].empty()) {' 'if (!is_plain || is_plain) {' \
+  'mesh_->group(own_sets_[i])' 'mesh_->world()->all()'
+mutate "weights of micro-batches left out" strategies/gradient_reducer.cpp \
+  'const auto total = weight / model_size;' 'const auto total = weight > 0 ? data_size : 0.0 * model_size;'
+mutate "reduced in every micro-batch" strategies/gradient_reducer.cpp \
+  'syncing = sync == GradSync::kNow;' 'syncing = sync != GradSync::kManual;'
+
+if ((missed)); then die "$missed mutations were not seen"; fi
+echo "all mutations were seen"

@@ -1,0 +1,158 @@
+#include "fulmen/strategies/ddp.h"
+
+#include <torch/torch.h>
+
+#include <boost/json/array.hpp>
+
+#include "core/distributed/parameter_watch.h"
+#include "fulmen/core/module/module_base.h"
+#include "fulmen/core/optim/clip_grad.h"
+#include "fulmen/core/support/accelerator.h"
+#include "fulmen/core/support/error.h"
+
+namespace fulmen {
+
+std::shared_ptr<DdpStrategy> DdpStrategy::make(DdpOptions options) {
+  return std::shared_ptr<DdpStrategy>(new DdpStrategy(std::move(options)));
+}
+
+DdpStrategy::DdpStrategy(DdpOptions options) : options_(std::move(options)) {
+  if (options_.timeout.count() <= 0) {
+    fail<ConfigError>(
+        "DdpStrategy", "timeout must be greater than 0, got ", options_.timeout.count(), " ms.");
+  }
+  if (options_.mesh.empty()) options_.mesh.push_back({.name = "data"});
+}
+
+DdpStrategy::~DdpStrategy() = default;
+
+std::string DdpStrategy::key() const {
+  return "ddp(" + mesh().describe() + ")";
+}
+
+const DeviceMesh& DdpStrategy::mesh() const {
+  if (!mesh_) {
+    fail<ConfigError>("DdpStrategy",
+                      "there is no mesh before the run starts and the ranks have met. Use it in ",
+                      "configure_sharded_model() or later.");
+  }
+  return *mesh_;
+}
+
+void DdpStrategy::setup_environment(const EnvironmentRequest& request) {
+  const auto ranks = request.devices * request.num_nodes;
+  if (mesh_ && mesh_->size() == ranks) return;  // The ranks of an earlier run are still there.
+  // What cannot be is found before a process is started.
+  DeviceMesh::resolve(options_.mesh, static_cast<int>(ranks));
+  auto world = options_.world;
+  if (world == nullptr) {
+    world = join_job({.devices = request.devices,
+                      .num_nodes = request.num_nodes,
+                      .launch = options_.launch,
+                      .timeout = options_.timeout},
+                     request.log);
+  } else if (world->size() != ranks) {
+    fail<ConfigError>("DdpStrategy",
+                      "the world that was given has ",
+                      world->size(),
+                      " ranks, but devices * num_nodes is ",
+                      ranks,
+                      ". Set .devices to the ranks of each host.");
+  }
+  mesh_.emplace(options_.mesh, world);
+  device_ = request.accelerator.device(world->topology().local_rank);
+}
+
+void DdpStrategy::setup(ModuleBase& module, Stage stage) {
+  reducer_.reset();
+  checked_unmarked_ = false;
+  module.to(device_);
+  module.set_device(device_);
+  parameters_ = PlacedParameters(module, mesh());
+  parameters_.check_equal_on_all_ranks();
+  parameters_.broadcast_values();
+  if (stage == Stage::kFit) {
+    reducer_ = std::make_unique<GradientReducer>(parameters_, options_.reducer);
+    watch_ = std::make_unique<detail::ParameterWatch>(module);
+  }
+}
+
+void DdpStrategy::backward(ModuleBase& module,
+                           const at::Tensor& loss,
+                           const at::Tensor& gradient,
+                           GradSync sync) {
+  if (const auto* name = watch_->find_replaced()) {
+    fail<TrainingError>("DdpStrategy",
+                        *name,
+                        " was replaced by another tensor after the start of the run, so its ",
+                        "gradient would not be reduced. Assign to its elements under NoGradGuard, ",
+                        "or replace it in configure_sharded_model().");
+  }
+  if (sync == GradSync::kManual) {
+    reducer_->start_backward(GradSync::kDefer);
+    module.backward(loss, gradient);
+    reducer_->end_backward();
+    return;
+  }
+  const auto scale = reducer_->loss_scale();
+  auto seed = gradient;
+  if (scale != 1)
+    seed = gradient.defined() ? gradient * scale : at::full_like(loss, scale).detach();
+  reducer_->start_backward(sync);
+  module.backward(loss, seed);
+  reducer_->end_backward();
+}
+
+WindowVerdict DdpStrategy::finish_gradients(std::span<const at::Tensor>, const WindowVote& vote) {
+  const auto verdict = reducer_->finish(vote);
+  if (!checked_unmarked_ && verdict.has_loss && !verdict.skip) {
+    checked_unmarked_ = true;
+    parameters_.check_unmarked_gradients();
+  }
+  return verdict;
+}
+
+void DdpStrategy::reduce_gradients(std::span<const at::Tensor> parameters) {
+  reducer_->reduce_now(parameters);
+}
+
+at::Tensor DdpStrategy::clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm) {
+  auto norm = parameters_.grad_norm(parameters);
+  scale_to_norm(gradients_of(parameters), max_norm, norm);
+  return norm;
+}
+
+void DdpStrategy::synchronize_buffers(ModuleBase& module) {
+  if (reducer_ != nullptr) parameters_.check_not_replaced(module);
+  if (options_.broadcast_buffers) parameters_.broadcast_buffers(module);
+}
+
+StateDict DdpStrategy::state_dict() const {
+  StateDict state;
+  if (reducer_ == nullptr) return state;
+  boost::json::array plan;
+  for (const auto& name : reducer_->plan()) plan.emplace_back(name);
+  if (!plan.empty()) state.values["bucket_plan"] = std::move(plan);
+  return state;
+}
+
+void DdpStrategy::load_state_dict(const StateDict& state) {
+  if (reducer_ == nullptr || !state.values.contains("bucket_plan")) return;
+  std::vector<std::string> plan;
+  for (const auto& name : require_array(state.values, "bucket_plan", "DdpStrategy"))
+    plan.emplace_back(name.as_string());
+  reducer_->set_plan(plan);
+}
+
+void DdpStrategy::teardown() noexcept {
+  reducer_.reset();
+}
+
+void DdpStrategy::abandon() noexcept {
+  reducer_.reset();
+  parameters_ = {};
+  if (mesh_) mesh_->world()->leave();
+  mesh_.reset();
+}
+
+}  // namespace fulmen
