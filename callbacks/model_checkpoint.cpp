@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "callbacks/monitoring.h"
+#include "fulmen/core/distributed/strategy.h"
 #include "fulmen/core/loggers/logger.h"
 #include "fulmen/core/support/error.h"
 #include "fulmen/core/support/log.h"
@@ -197,6 +198,12 @@ void ModelCheckpoint::on_exception(Context& context, Module&, const std::excepti
   const auto& progress = context.progress();
   const bool trained = progress.global_step > 0 || progress.total_batches > 0;
   if (!options_.save_on_exception || !decides(context) || !trained || directory_.empty()) return;
+  if (context.strategy().topology().world_size > 1) {
+    context.log().warning(kWhere,
+                          ": nothing is saved after an error on one of several ranks, since the ",
+                          "others do not take part. The checkpoint before stands.");
+    return;
+  }
   try {
     save_forced(context, CheckpointNameTemplate("exception-{epoch}-{step}"));
   } catch (const std::exception& second) {

@@ -57,9 +57,9 @@ count="$(failures)"
 [[ "$count" == 0 ]] || die "$count tests are red without a mutation"
 echo "green     the sources as they are"
 
-reducer=strategies/gradient_reducer_impl.cpp
+reducer=strategies/gradient_reducer.cpp
 mutate "divided by the world" "$reducer" \
-  'data_size = mesh->data_size();' 'data_size = mesh->size();'
+  'const auto total = weight / model_size;' 'const auto total = weight;'
 mutate "the sum over shared axes left out" core/distributed/placed_parameters.cpp \
   'return kind == Kind::kShared || (axis == AxisKind::kDataLike && kind == Kind::kReplicated);' \
   'return axis == AxisKind::kDataLike && kind == Kind::kReplicated;'
@@ -69,10 +69,10 @@ mutate "the norm counted on every rank" core/distributed/placed_norm.cpp \
   'if (is_plain || lists.empty())' 'if (lists.empty())' \
   'if (!own_sets_[i].empty()) {' 'if (!is_plain || is_plain) {' \
   'mesh_->group(own_sets_[i])' 'mesh_->world()->all()'
-mutate "weights of micro-batches left out" strategies/gradient_reducer.cpp \
+mutate "weights of micro-batches left out" "$reducer" \
   'const auto total = weight / model_size;' 'const auto total = weight > 0 ? data_size : 0.0 * model_size;'
-mutate "reduced in every micro-batch" strategies/gradient_reducer.cpp \
-  'syncing = sync == GradSync::kNow;' 'syncing = sync != GradSync::kManual;'
+mutate "what a rank did not use is not zero" "$reducer" \
+  'view_of(parameter).zero_();' 'parameter.used = false;'
 
 if ((missed)); then die "$missed mutations were not seen"; fi
 echo "all mutations were seen"

@@ -4,6 +4,7 @@
 
 #include <boost/json/array.hpp>
 
+#include "core/distributed/collective_call.h"
 #include "core/distributed/parameter_watch.h"
 #include "fulmen/core/module/module_base.h"
 #include "fulmen/core/optim/clip_grad.h"
@@ -114,6 +115,7 @@ WindowVerdict DdpStrategy::finish_gradients(std::span<const at::Tensor>, const W
 
 void DdpStrategy::reduce_gradients(std::span<const at::Tensor> parameters) {
   reducer_->reduce_now(parameters);
+  if (!std::exchange(checked_unmarked_, true)) parameters_.check_unmarked_gradients();
 }
 
 at::Tensor DdpStrategy::clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm) {
@@ -149,6 +151,7 @@ void DdpStrategy::teardown() noexcept {
 }
 
 void DdpStrategy::abandon() noexcept {
+  const detail::NoWaiting no_waiting;
   reducer_.reset();
   parameters_ = {};
   if (mesh_) mesh_->world()->leave();

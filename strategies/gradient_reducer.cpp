@@ -17,7 +17,7 @@ GradientReducer::~GradientReducer() {
 }
 
 double GradientReducer::loss_scale() const {
-  return 1 / impl_->data_size;
+  return 1 / impl_->scale_size;
 }
 
 void GradientReducer::start_backward(GradSync sync) {
@@ -201,12 +201,12 @@ void GradientReducer::Impl::add_late_gradients() {
   }
 }
 
-/// Buckets hold sums of weight * gradient / data_size. `weight` is the sum over the world, which
+/// Buckets hold sums of weight * gradient / scale_size. `weight` is the sum over the world, which
 /// has each data coordinate as often as there are model-like ranks.
 void GradientReducer::Impl::scale(double weight) {
   const auto total = weight / model_size;
-  if (total == data_size || total == 0) return;
-  const auto factor = data_size / total;
+  if (total == scale_size || total == 0) return;
+  const auto factor = scale_size / total;
   for (auto& bucket : buckets) bucket.memory.multiply(factor);
   for (auto& parameter : parameters) {
     auto& gradient = parameter.tensor.mutable_grad();

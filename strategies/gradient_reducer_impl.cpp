@@ -3,11 +3,13 @@
 #include "strategies/gradient_reducer_impl.h"
 
 #include <algorithm>
+#include <bit>
 #include <boost/json/array.hpp>
 #include <map>
 #include <numeric>
 #include <utility>
 
+#include "core/distributed/twin_group.h"
 #include "fulmen/core/distributed/collectives.h"
 #include "fulmen/core/support/error.h"
 
@@ -28,14 +30,17 @@ ProcessGroup ranks_with_the_same_parameters(const DeviceMesh& mesh) {
 GradientReducer::Impl::Impl(const PlacedParameters& placed, GradientReducerOptions given)
     : options(std::move(given)),
       mesh(std::make_shared<DeviceMesh>(placed.mesh())),
-      everyone(mesh->world()->all()),
+      everyone(detail::twin_of(mesh->world()->all())),
       peers(ranks_with_the_same_parameters(*mesh)) {
   check_options();
   data_size = mesh->data_size();
+  // A power of two is exact in every dtype that a loss may have.
+  scale_size = static_cast<double>(std::bit_ceil(static_cast<unsigned>(mesh->data_size())));
   model_size = mesh->model_group().size();
   for (const auto& item : placed.parameters()) {
     if (item.tensor.requires_grad()) {
-      add_parameter(item, mesh->group(placed.gradient_axes(item)));
+      // Not the groups that a module uses in its own backward: see twin_of.
+      add_parameter(item, detail::twin_of(mesh->group(placed.gradient_axes(item))));
     } else {
       frozen.emplace_back(item.name, item.tensor);
     }

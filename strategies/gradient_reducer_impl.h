@@ -81,6 +81,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<GradientReducer::Imp
   GradientReducerOptions options;
   std::shared_ptr<const DeviceMesh> mesh;
   double data_size = 1;   ///< Ranks that have different samples.
+  double scale_size = 1;  ///< Losses are divided by it: data_size, or the power of two above it.
   double model_size = 1;  ///< Ranks that share each sample.
   ProcessGroup everyone;
   ProcessGroup peers;  ///< Ranks with the same parameters: all, but for stages of a pipeline.

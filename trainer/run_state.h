@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+
 #include "fulmen/core/checkpoint/checkpoint.h"
 #include "fulmen/core/data/batch_source.h"
 #include "fulmen/trainer/trainer.h"
@@ -7,6 +9,10 @@
 namespace fulmen::detail {
 
 class Session;
+
+/// What of trainer.json differs between ranks: others than rank 0 keep their own beside it.
+inline constexpr std::array kRankParts = {
+    "loop", "metrics", "train_data", "callbacks", "callback_extras", "module_extra", "data_module"};
 
 /// Everything of a running or finished fit as a checkpoint. Calls on_save_checkpoint. Tensors are
 /// shared, not copied.

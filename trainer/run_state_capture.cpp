@@ -210,6 +210,9 @@ void write_jointly(Session& session,
   jointly([&] {
     refuse_parts(session);
     contents = capture(session, scope);
+    for (const auto* part : kRankParts) {
+      if (const auto* own = contents.trainer.if_contains(part)) contents.rank_values[part] = *own;
+    }
   });
   std::string packed;
   jointly([&] {

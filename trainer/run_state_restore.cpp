@@ -212,6 +212,9 @@ Found read_and_check(Session& session, const std::string& from, Restore what) {
     refuse_other_mesh(session, contents, from);
     if (const int rank = session.strategy().topology().rank; rank > 0)
       contents = read_checkpoint(from, CheckpointParts::kEverything, rank);
+    for (const auto* part : kRankParts) {
+      if (const auto* own = contents.rank_values.if_contains(part)) contents.trainer[part] = *own;
+    }
   }
   if (const auto problems = find_problems(session, contents, what); !problems.empty()) {
     std::string list;

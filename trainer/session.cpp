@@ -17,39 +17,6 @@
 namespace fulmen::detail {
 namespace {
 
-/// Gathers the tables of all ranks. Model ranks of one data rank have the same samples: the first
-/// of them counts.
-MetricStore::Exchange exchange_of_metrics(const DeviceMesh& mesh) {
-  return [mesh](const StateDict& mine) {
-    auto table = mine.values;
-    if (!table.empty()) {
-      boost::json::array numbers;
-      const auto flat = mine.tensors.begin()->second.reshape(-1);
-      for (std::int64_t i = 0; i < flat.numel(); ++i)
-        numbers.push_back(double_to_json(flat[i].item<double>()));
-      table["numbers"] = std::move(numbers);
-      table["shape"] = boost::json::array{mine.tensors.begin()->second.size(0),
-                                          mine.tensors.begin()->second.size(1)};
-    }
-    table["counts"] = mesh.model_group().rank() == 0;
-    std::vector<StateDict> tables;
-    for (const auto& value : all_gather_object(table, mesh.world()->all())) {
-      auto values = value.as_object();
-      if (!values.at("counts").as_bool() || !values.contains("numbers")) continue;
-      const auto& shape = values.at("shape").as_array();
-      const auto& list = values.at("numbers").as_array();
-      auto numbers = at::empty({static_cast<std::int64_t>(list.size())}, at::kDouble);
-      for (std::size_t i = 0; i < list.size(); ++i)
-        numbers[static_cast<std::int64_t>(i)] = json_to_double(list[i], "metrics of a rank");
-      StateDict table_of_rank{.values = values, .tensors = {}};
-      table_of_rank.tensors["table"] =
-          numbers.reshape({shape[0].to_number<std::int64_t>(), shape[1].to_number<std::int64_t>()});
-      tables.push_back(std::move(table_of_rank));
-    }
-    return tables;
-  };
-}
-
 /// "last" by the default settings is in the newest run's folder that has one: a new run's own
 /// folder is empty.
 std::filesystem::path newest_sibling_with(const std::filesystem::path& directory,
@@ -105,66 +72,6 @@ void Session::request_stop(std::string reason) {
     stop_text_ = std::move(reason);
   }
   stop_requested_.store(true, std::memory_order_release);
-}
-
-bool Session::stop_wanted() {
-  if (!wanted_stop_.empty()) return true;
-  if (options.signals == SignalHandling::kSaveAndStop && SignalGuard::received() != 0) {
-    wanted_stop_ = SignalGuard::received() == SIGINT ? "SIGINT" : "SIGTERM";
-  } else if (stop_requested_.load(std::memory_order_acquire)) {
-    std::lock_guard<std::mutex> lock(stop_mutex_);
-    wanted_stop_ = stop_text_.empty() ? "stop requested" : stop_text_;
-  }
-  return !wanted_stop_.empty();
-}
-
-void Session::stop_jointly() {
-  interruption_text_ = stop_wanted() ? wanted_stop_ : "another rank was asked to stop";
-}
-
-void Session::stop_training(std::string_view reason) {
-  if (!several_ranks()) {
-    state.stop_reason = reason;
-  } else if (wanted_finish_.empty()) {
-    wanted_finish_ = reason.empty() ? "stop_training() was called" : reason;
-  }
-}
-
-WindowVote Session::wishes() {
-  WindowVote vote;
-  vote.stop = stop_wanted();
-  vote.finish = !wanted_finish_.empty();
-  vote.validate = fit_loop != nullptr && fit_loop->validation_is_due_by_clock();
-  return vote;
-}
-
-void Session::obey(const WindowVerdict& verdict) {
-  if (!several_ranks()) return;
-  if (verdict.stop) stop_jointly();
-  if (verdict.finish) {
-    state.stop_reason =
-        wanted_finish_.empty() ? "another rank called stop_training()" : wanted_finish_;
-    wanted_finish_.clear();
-  }
-  state.validation_wanted = verdict.validate;
-}
-
-void Session::agree_on_wishes() {
-  if (!several_ranks()) return;
-  const auto vote = wishes();
-  const auto mine =
-      at::tensor({vote.stop ? 1 : 0, vote.finish ? 1 : 0, vote.validate ? 1 : 0}, at::kLong);
-  const auto any = strategy_->reduce(mine, ReduceOp::kMax);
-  WindowVerdict verdict;
-  verdict.stop = any[0].item<std::int64_t>() != 0;
-  verdict.finish = any[1].item<std::int64_t>() != 0;
-  verdict.validate = any[2].item<std::int64_t>() != 0;
-  obey(verdict);
-}
-
-const char* Session::interruption() {
-  if (interruption_text_.empty() && !several_ranks() && stop_wanted()) stop_jointly();
-  return interruption_text_.empty() ? nullptr : interruption_text_.c_str();
 }
 
 void Session::log_value(std::string_view name,
@@ -385,25 +292,6 @@ void Session::prepare_source(BatchSource& source, std::string_view what) const {
                   share.count,
                   " data ranks: it is no DataLoader. Use one, or split the data yourself and set ",
                   ".use_distributed_sampler = false.");
-}
-
-void Session::end_metrics_epoch() {
-  if (several_ranks()) metrics.reduce_epoch(exchange_of_metrics(strategy_->mesh()));
-  metrics.end_epoch();
-}
-
-std::optional<double> Session::metric_of_rank_zero(const std::string& name) const {
-  const auto own = metrics.metric(name);
-  if (!several_ranks()) return own;
-  auto value = at::tensor({own ? 1.0 : 0.0, own.value_or(0)}, at::kDouble);
-  broadcast(value, 0, strategy_->mesh().world()->all());
-  if (value[0].item<double>() == 0) return std::nullopt;
-  return value[1].item<double>();
-}
-
-void Session::commit_epoch_hooks() {
-  metrics.commit();
-  if (several_ranks()) metrics.reduce_epoch_hooks(exchange_of_metrics(strategy_->mesh()));
 }
 
 std::filesystem::path Session::find_checkpoint(const std::string& text) const {

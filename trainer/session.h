@@ -210,6 +210,7 @@ class Session final : public TrainerContext, public ManualOptimization {
   void make_plan(Stage stage);
   void prepare_data();
   void configure_sharded_model();
+  std::uint64_t joint_seed() const;
   void separate_random_streams() const;
   void connect_optimizers();
   void check_optimizers() const;

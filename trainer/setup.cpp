@@ -77,16 +77,31 @@ void Session::prepare_data() {
   if (several_ranks()) strategy_->barrier("prepare_data");
 }
 
+/// Rank 0's, or what the user chose: also without a seed all ranks must shuffle alike.
+std::uint64_t Session::joint_seed() const {
+  const auto own = options.seed.value_or(at::detail::getDefaultCPUGenerator().current_seed());
+  if (!several_ranks()) return own;
+  auto seed = at::scalar_tensor(static_cast<std::int64_t>(own), at::kLong);
+  broadcast(seed, 0, strategy_->mesh().world()->all());
+  return static_cast<std::uint64_t>(seed.item<std::int64_t>());
+}
+
+/// Ranks with other samples draw other numbers; the first stream's are those of one process.
 void Session::separate_random_streams() const {
-  const auto stream = strategy_->mesh().random_stream();
-  if (stream == 0) return;  // Its numbers are those of one process.
-  const auto seed = at::detail::getDefaultCPUGenerator().current_seed();
-  seed_everything(random_key(RandomPurpose::kRank, seed, stream));
+  if (!several_ranks()) return;
+  const auto device = strategy_->root_device();
+  auto state_of_first = accelerator->random_state(device);
+  broadcast(state_of_first, 0, strategy_->mesh().world()->all());
+  if (const auto stream = strategy_->mesh().random_stream(); stream > 0) {
+    seed_everything(random_key(RandomPurpose::kRank, loader_seed_, stream));
+  } else {
+    accelerator->set_random_state(device, state_of_first);
+  }
 }
 
 void Session::prepare(Stage stage) {
   if (stage == Stage::kFit && options.seed) seed_everything(*options.seed);
-  loader_seed_ = options.seed.value_or(at::detail::getDefaultCPUGenerator().current_seed());
+  loader_seed_ = joint_seed();
   prepare_data();
   set_up_ = true;
   set_hook(HookPoint::kSetup);

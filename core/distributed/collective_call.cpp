@@ -22,7 +22,16 @@ namespace {
                          detail::text_of(error));
 }
 
+thread_local int leaving = 0;  // Scopes of NoWaiting.
+
 }  // namespace
+
+detail::NoWaiting::NoWaiting() {
+  ++leaving;
+}
+detail::NoWaiting::~NoWaiting() {
+  --leaving;
+}
 
 Work::State::~State() {
   if (work == nullptr) return;
@@ -30,7 +39,7 @@ Work::State::~State() {
     // A handle that was dropped: nobody asked for the result or its errors, but a message must not
     // lose its memory half way. While an exception ends this rank there is no waiting, because its
     // peers wait for that end; c10d itself holds the tensors of what is not point to point.
-    if (std::uncaught_exceptions() > 0) {
+    if (std::uncaught_exceptions() > 0 || leaving > 0) {
       work->abort();
     } else {
       work->wait();

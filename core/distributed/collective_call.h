@@ -23,6 +23,16 @@ struct Work::State {
 
 namespace detail {
 
+/// While one lives on this thread, handles that are dropped do not wait: the rank leaves its job,
+/// and its peers wait for that.
+class NoWaiting {
+ public:
+  NoWaiting();
+  ~NoWaiting();
+  NoWaiting(const NoWaiting&) = delete;
+  NoWaiting& operator=(const NoWaiting&) = delete;
+};
+
 /// One call of a collective on a group of more than one rank.
 struct Call {
   CollectiveKind kind;

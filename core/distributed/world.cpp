@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/distributed/gloo_group.h"
+#include "core/distributed/twin_group.h"
 #include "core/distributed/world_state.h"
 #include "fulmen/core/support/error.h"
 
@@ -77,9 +78,11 @@ void check_topology(const Topology& topology) {
 
 c10::intrusive_ptr<c10d::ProcessGroup> connect(const ProcessGroup::State& group,
                                                const c10::intrusive_ptr<c10d::Store>& store,
-                                               const WorldOptions& options) {
-  // The members make a key that no other group of this world has, as a set of ranks has one group.
-  const auto name = "group/" + list(group.ranks);
+                                               const WorldOptions& options,
+                                               const std::string& kind) {
+  // The members make a key that no other group of this world has, as a set of ranks has one group
+  // of a kind.
+  const auto name = kind + "/" + list(group.ranks);
   const auto own = c10::make_intrusive<c10d::PrefixStore>(name, store);
   try {
     own->set(announcement(group.ranks[static_cast<std::size_t>(group.rank)]),
@@ -150,7 +153,10 @@ World::World(std::unique_ptr<State> state) : state_(std::move(state)) {}
 World::~World() = default;
 
 void World::leave() noexcept {
-  for (auto& [ranks, group] : state_->groups) group.state()->c10d.reset();
+  for (auto& [ranks, group] : state_->groups) {
+    group.state()->c10d.reset();
+    if (group.state()->twin != nullptr) group.state()->twin->c10d.reset();
+  }
 }
 
 std::shared_ptr<World> World::single() {
@@ -220,8 +226,29 @@ ProcessGroup World::group(std::vector<int> ranks, const std::string& name) {
   state->name = name;
   state->timeout = timeout();
   state->world_counters = state_->counters;
-  if (ranks.size() > 1) state->c10d = connect(*state, state_->store, state_->options);
+  if (ranks.size() > 1) {
+    state->c10d = connect(*state, state_->store, state_->options, "group");
+    state->make_twin =
+        [state = std::weak_ptr(state), store = state_->store, options = state_->options] {
+          const auto original = state.lock();
+          auto twin = std::make_shared<ProcessGroup::State>();
+          twin->rank = original->rank;
+          twin->ranks = original->ranks;
+          twin->name = original->name;
+          twin->timeout = original->timeout;
+          twin->world_counters = original->world_counters;
+          twin->c10d = connect(*twin, store, options, "twin");
+          return twin;
+        };
+  }
   return state_->groups.emplace(std::move(ranks), ProcessGroup(std::move(state))).first->second;
+}
+
+ProcessGroup detail::twin_of(const ProcessGroup& group) {
+  if (group.size() == 1) return group;
+  auto& twin = group.state()->twin;
+  if (twin == nullptr) twin = group.state()->make_twin();
+  return ProcessGroup(twin);
 }
 
 }  // namespace fulmen

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <exception>
+#include <functional>
 #include <map>
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -19,6 +20,8 @@ struct ProcessGroup::State {
   c10::intrusive_ptr<c10d::ProcessGroup> c10d;  // Null for a group of one rank.
   CommCounters counters;
   std::shared_ptr<CommCounters> world_counters;
+  std::function<std::shared_ptr<State>()> make_twin = {};
+  std::shared_ptr<State> twin = {};  // See twin_group.h.
 
   void count(CollectiveKind kind, std::int64_t bytes) {
     counters.add(kind, bytes);

@@ -1,44 +1,47 @@
 #include "heat_data.h"
 
+#include <numbers>
+
 namespace heat {
 namespace {
 
-/// (samples, 1, grid, grid): sums of a few waves, whose amplitudes and phases follow from the
-/// number of the sample.
-at::Tensor smooth_fields(std::int64_t samples, std::int64_t grid, double seed) {
-  const auto x = torch::linspace(0, 1, grid, torch::kDouble);
-  const auto n = torch::arange(samples, torch::kDouble).reshape({samples, 1, 1});
-  auto field = torch::zeros({samples, grid, grid}, torch::kDouble);
-  for (int wave = 1; wave <= 3; ++wave) {
-    const auto amplitude = (n * 1.7 + seed + wave).sin() / wave;
-    const auto a = (n * 0.9 + seed * wave).cos() * 3;
-    const auto b = (n * 1.3 - seed * wave).sin() * 3;
-    field += amplitude * (x.reshape({1, grid, 1}) * (2.0 * wave) + a).sin() *
-             (x.reshape({1, 1, grid}) * (3.0 * wave) + b).cos();
-  }
-  return field.unsqueeze(1);
+constexpr std::int64_t kWaves = 4;  // Along each side.
+
+/// (samples, 1, grid, grid): sums of standing waves that are 0 around the domain, with random
+/// amplitudes that fall with the wave number.
+at::Tensor smooth_fields(const Problem& problem, at::Generator generator) {
+  const auto point = torch::arange(1, problem.grid + 1, torch::kDouble) / (problem.grid + 1.0);
+  const auto number = torch::arange(1, kWaves + 1, torch::kDouble);
+  const auto waves = (std::numbers::pi * number.unsqueeze(1) * point).sin();  // (waves, grid)
+  const auto random = at::rand({problem.samples, kWaves, kWaves}, generator, torch::kDouble);
+  const auto amplitudes = (4 * random - 2) / (number.unsqueeze(1) + number);
+  return waves.t().matmul(amplitudes).matmul(waves).unsqueeze(1);
 }
 
-/// Five-point Laplacian with zeros around the square.
+/// Five-point Laplacian in units of 1 / (grid spacing)^2.
 at::Tensor laplacian(const at::Tensor& u) {
   const auto padded = torch::constant_pad_nd(u, {1, 1, 1, 1});
-  const auto size = u.size(2);
   const auto shifted = [&](std::int64_t row, std::int64_t column) {
-    return padded.narrow(2, row, size).narrow(3, column, size);
+    return padded.narrow(2, row, u.size(2)).narrow(3, column, u.size(3));
   };
   return shifted(0, 1) + shifted(2, 1) + shifted(1, 0) + shifted(1, 2) - 4 * u;
 }
 
 }  // namespace
 
+at::Tensor evolve(at::Tensor u, const at::Tensor& diffusivity, std::int64_t steps, double dt) {
+  for (std::int64_t step = 0; step < steps; ++step) u = u + dt * diffusivity * laplacian(u);
+  return u;
+}
+
 Fields solve(const Problem& problem) {
   const torch::NoGradGuard no_grad;
-  const auto start = smooth_fields(problem.samples, problem.grid, 0.4);
-  const auto diffusivity = torch::sigmoid(smooth_fields(problem.samples, problem.grid, 2.1));
-  auto u = start;
-  for (std::int64_t step = 0; step < problem.steps; ++step)
-    u = u + problem.dt * diffusivity * laplacian(u);
-  return {.inputs = torch::cat({start, diffusivity}, 1), .targets = u};
+  const auto generator = at::detail::createCPUGenerator(problem.seed);
+  const auto start = smooth_fields(problem, generator);
+  const auto diffusivity = torch::sigmoid(2 * smooth_fields(problem, generator));
+  const auto change = evolve(start, diffusivity, problem.steps, problem.dt) - start;
+  const double unit = change.square().mean().sqrt().item<double>();
+  return {.inputs = torch::cat({start, diffusivity}, 1), .targets = change / unit, .unit = unit};
 }
 
 }  // namespace heat

@@ -2,55 +2,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <mutex>
-
-#include "tests/support/run_program.h"
-#include "tests/trainer/toy.h"
+#include "tests/strategies/ddp_ranks.h"
 
 namespace fulmen {
 namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
-
-TrainerOptions quiet(const std::shared_ptr<World>& world, std::vector<MeshAxis> mesh = {}) {
-  TrainerOptions options;
-  options.strategy = DdpStrategy::make({.mesh = std::move(mesh), .world = world});
-  options.devices = world->size();
-  options.loggers.emplace();
-  options.enable_checkpointing = false;
-  options.enable_progress_bar = false;
-  options.enable_model_summary = false;
-  options.max_epochs = 1;
-  options.signals = SignalHandling::kNone;
-  options.num_sanity_val_steps = 0;
-  return options;
-}
-
-/// Batches of a rank as they are, not shared out.
-TrainerOptions own_data(const std::shared_ptr<World>& world, std::vector<MeshAxis> mesh = {}) {
-  auto options = quiet(world, std::move(mesh));
-  options.use_distributed_sampler = false;
-  return options;
-}
-
-/// What each rank throws, in order of rank.
-std::vector<std::string> errors_of(int ranks,
-                                   const std::function<void(const std::shared_ptr<World>&)>& body) {
-  std::mutex mutex;
-  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
-  run_thread_ranks(ranks, [&](const std::shared_ptr<World>& world) {
-    std::string text;
-    try {
-      body(world);
-    } catch (const std::exception& error) {
-      text = error.what();
-    }
-    const std::lock_guard<std::mutex> lock(mutex);
-    errors[static_cast<std::size_t>(world->rank())] = text;
-  });
-  return errors;
-}
 
 // faults.md 6: rank 0 has 1 token with loss sum 4, rank 1 has 3 tokens with loss sum 0.
 TEST(Ddp, WeighsLossesByTheirTokens) {
@@ -328,86 +286,41 @@ TEST(Ddp, RefusesWhatCannotBeBeforeItJoins) {
   EXPECT_THROW(DdpStrategy::make()->mesh(), ConfigError);
 }
 
-TEST(Ddp, SavesOneCheckpointWithTheStateOfAllRanks) {
-  const TemporaryFolder folder;
-  const auto place = folder.path() / "checkpoint";
-  run_thread_ranks(3, [&](const std::shared_ptr<World>& world) {
-    auto module = std::make_shared<Toy>();
-    Trainer trainer(own_data(world));
-    trainer.fit(module, singles({1, 2}));
-    trainer.save_checkpoint(place);
-  });
-  for (const int rank : {0, 1, 2}) {
-    const auto contents = read_checkpoint(place, CheckpointParts::kEverything, rank);
-    EXPECT_EQ(contents.model.at("w").item<double>(), -3.0);
-    EXPECT_TRUE(contents.rank_state.contains("random/device"));
-  }
-  verify_checkpoint(place);
-  EXPECT_THROW(read_checkpoint(place, CheckpointParts::kEverything, 3), CheckpointError);
-  // Another number of ranks: refused on all, by name, unless weights alone are wanted.
-  const auto errors = errors_of(2, [&](const std::shared_ptr<World>& world) {
-    Trainer(own_data(world))
-        .fit(std::make_shared<Toy>(), singles({1}), {}, {.checkpoint = place.string()});
-  });
-  for (const auto& error : errors) EXPECT_THAT(error, HasSubstr("data=3"));
-  run_thread_ranks(2, [&](const std::shared_ptr<World>& world) {
-    auto module = std::make_shared<Toy>();
-    Trainer(own_data(world))
-        .fit(
-            module, singles({1}), {}, {.checkpoint = place.string(), .restore = Restore::kWeights});
-    EXPECT_EQ(module->value(), -4.0);
-  });
-}
-
-// faults.md 79
-TEST(Ddp, RefusesACheckpointOnAllRanksIfOneCannotReadIts) {
-  const TemporaryFolder folder;
-  const auto place = folder.path() / "checkpoint";
-  run_thread_ranks(2, [&](const std::shared_ptr<World>& world) {
-    Trainer trainer(own_data(world));
-    trainer.fit(std::make_shared<Toy>(), singles({1, 2}));
-    trainer.save_checkpoint(place);
-  });
-  std::filesystem::resize_file(place / "rank-1.json", 3);
-  const auto errors = errors_of(2, [&](const std::shared_ptr<World>& world) {
-    auto module = std::make_shared<Toy>(ToyOptions{.w0 = 7});
-    try {
-      auto options = own_data(world);
-      options.max_epochs = 2;
-      Trainer(options).fit(module, singles({1, 2}), {}, {.checkpoint = place.string()});
-    } catch (...) {
-      EXPECT_EQ(module->value(), 7.0);
-      throw;
-    }
-  });
-  for (const auto& error : errors) EXPECT_THAT(error, HasSubstr("rank-1.json"));
-}
-
-TEST(Ddp, StopsAllRanksAtOneStepAndSavesOnce) {
-  const TemporaryFolder folder;
-  std::mutex mutex;
-  std::vector<std::int64_t> steps;
-  run_thread_ranks(2, [&](const std::shared_ptr<World>& world) {
-    auto options = own_data(world);
-    options.max_epochs = 100;
-    options.enable_checkpointing = true;
-    options.callbacks = {
-        ModelCheckpoint::make({.dirpath = folder.path(), .save_on_interrupt = true})};
-    Trainer* running = nullptr;
-    auto module = std::make_shared<Toy>(ToyOptions{.lr = 0.01});
-    module->step = [&](Toy& toy, Batch& batch, std::int64_t) -> StepOutput {
-      if (world->rank() == 1 && toy.global_step() == 5) running->request_stop("the user left");
-      return toy.loss(batch);
+// A parameter that one rank does not use moves its bucket to another place between the collectives
+// of the module's own backward: they must not meet.
+TEST(Ddp, KeepsItsSumsApartFromCollectivesOfTheModule) {
+  run_thread_ranks(2, [](const std::shared_ptr<World>& world) {
+    struct Mixed final : LightningModule<> {
+      at::Tensor a = register_parameter("a", torch::ones({1}, torch::kDouble));
+      at::Tensor b = register_parameter("b", torch::ones({1}, torch::kDouble));
+      at::Tensor c = register_parameter("c", torch::ones({1}, torch::kDouble));
+      std::optional<ProcessGroup> group;
+      void configure_sharded_model() override {
+        group = current_mesh().group("model");
+        mark_as_shared(b, "model");
+        mark_as_shared(c, "model");
+      }
+      StepOutput training_step(Batch& batch, std::int64_t) override {
+        const auto x = batch.tensors[0].sum();
+        auto loss = (b * x).sum() + (copy_to_group(a, *group) * x).sum();
+        if (group->rank() == 0) loss = loss + (c * x).sum();
+        return loss;
+      }
+      void on_before_optimizer_step(Optimizer&) override {
+        EXPECT_EQ(a.grad().item<double>(), 3.0);
+        EXPECT_EQ(b.grad().item<double>(), 3.0);
+        EXPECT_EQ(c.grad().item<double>(), 1.0);
+      }
+      OptimizerConfigs configure_optimizers() override { return SGD::make(*this, {.lr = 0.1}); }
     };
-    Trainer trainer(options);
-    running = &trainer;
-    const auto result = trainer.fit(module, singles({1, 2, 3}));
-    EXPECT_EQ(result.status, RunStatus::kInterrupted);
-    const std::lock_guard<std::mutex> lock(mutex);
-    steps.push_back(trainer.progress().global_step);
+    auto options = own_data(world, {{.name = "data", .size = 1}, {.name = "model", .size = 2}});
+    options.strategy =
+        DdpStrategy::make({.mesh = {{.name = "data", .size = 1}, {.name = "model", .size = 2}},
+                           .reducer = {.bucket_cap_bytes = 1, .first_bucket_cap_bytes = 1},
+                           .world = world});
+    const double x = 1.0 + world->rank();
+    Trainer(options).fit(std::make_shared<Mixed>(), singles({x, x, x, x}));
   });
-  EXPECT_THAT(steps, ElementsAre(6, 6));
-  ASSERT_TRUE(read_pointer(folder.path(), "last").has_value());
 }
 
 }  // namespace

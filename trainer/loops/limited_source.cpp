@@ -92,6 +92,14 @@ bool LimitedSource::next(AnyBatch& batch) {
                       *source_.size(),
                       ". size() and the batches that it yields must agree.");
     }
+    if (joint_size_) {
+      fail<DataError>(what_,
+                      "ended after ",
+                      given_,
+                      " batches on this rank, but ranks have agreed on ",
+                      *joint_size_,
+                      ". A stream must have as many batches as its limit on every rank.");
+    }
     return false;
   }
   ++given_;

@@ -28,6 +28,13 @@ bool TrainWindow::next() {
     return false;
   }
   if (start_batch()) return true;
+  if (session_.several_ranks() && manual()) {
+    fail<ConfigError>(
+        session_.module->name(),
+        "on_train_batch_start returned kSkipEpoch under manual optimization on several ",
+        "ranks, where the others would wait for this one. Return from training_step ",
+        "without steps on all ranks.");
+  }
   if (session_.several_ranks()) {
     // Others go on: this rank takes part with weight 0 to the end of the epoch.
     skips_ = true;
@@ -202,6 +209,8 @@ at::Tensor TrainWindow::run_micro_batch(GradSync sync) {
   if (!loss_is_usable()) {
     state.skip_update = true;
     ++state.losses;  // The window had a loss; it is the update that is left out.
+    // Ranks that share the sample wait for this one's part in the collectives of backward.
+    if (session_.strategy().mesh().model_group().size() > 1) run_backward(output_.loss, {}, sync);
     output_.loss = output_.loss.detach();
     return output_.loss;
   }
@@ -273,103 +282,6 @@ bool TrainWindow::loss_is_usable() {
                       "). Nothing was updated by it. Lower the learning rate, clip gradients, or "
                       "look at the batch; ",
                       ".nonfinite_loss = NonFiniteLoss::kSkipStep leaves such updates out.");
-}
-
-void TrainWindow::run_backward(const at::Tensor& loss, const at::Tensor& gradient, GradSync sync) {
-  session_.call(HookPoint::kOnBeforeBackward,
-                &Callback::on_before_backward,
-                &ModuleBase::on_before_backward,
-                loss);
-  session_.set_hook(HookPoint::kBackward);
-  session_.strategy().backward(*session_.module, loss, gradient, sync);
-  if (sync == GradSync::kNow) reduce_window();  // Before anybody reads gradients.
-  session_.call(
-      HookPoint::kOnAfterBackward, &Callback::on_after_backward, &ModuleBase::on_after_backward);
-}
-
-at::Tensor TrainWindow::seed() const {
-  const auto& loss = output_.loss;
-  at::Tensor seed;
-  if (divides()) {  // One weight alone cancels out.
-    if (output_.weight_tensor.defined()) {
-      seed = output_.weight_tensor.detach().reshape(loss.sizes()).to(loss.options());
-    } else if (output_.weight) {
-      seed = at::full_like(loss, *output_.weight).detach();
-    } else if (session_.options.window_weighting == WindowWeighting::kRows) {
-      seed = at::full_like(loss, static_cast<double>(batch_.view().rows())).detach();
-    }
-  }
-  if (!session_.scaler) return seed;
-  return session_.scaler->scale(seed.defined() ? seed : at::ones_like(loss).detach());
-}
-
-void TrainWindow::add_weight() {
-  auto& state = session_.state;
-  ++state.losses;
-  if (output_.weight_tensor.defined()) {
-    auto weight =
-        output_.weight_tensor.detach().reshape({}).to(output_.loss.scalar_type()).to(at::kDouble);
-    state.weight.tensor = state.weight.tensor.defined() ? state.weight.tensor + weight : weight;
-    return;
-  }
-  double weight = 1;
-  if (output_.weight) {
-    weight = *output_.weight;
-    if (!(weight > 0) || !std::isfinite(weight)) {
-      fail<TrainingError>(session_.module->name(),
-                          "training_step returned the weight ",
-                          weight,
-                          " in batch ",
-                          batch_idx_,
-                          "; a weight is greater than 0 and finite.");
-    }
-  } else if (session_.options.window_weighting == WindowWeighting::kRows) {
-    weight = static_cast<double>(batch_.view().rows());
-  }
-  // Rounded as the seed of backward was: the sum below the fraction is of the weights above it.
-  if (divides() && weight != 1)
-    weight = at::scalar_tensor(weight, output_.loss.scalar_type()).item<double>();
-  state.weight.number += weight;
-}
-
-bool TrainWindow::divides() const {
-  return session_.state.accumulate_grad_batches > 1 || session_.several_ranks();
-}
-
-void TrainWindow::reduce_window() {
-  auto& state = session_.state;
-  reduced_ = true;
-  auto vote = session_.wishes();
-  vote.has_loss = state.losses > 0 && !state.skip_update;
-  vote.skip = state.skip_update;
-  if (vote.has_loss && divides()) {
-    vote.weight = state.weight;
-  } else if (vote.has_loss) {
-    vote.weight.number = 1;
-  }
-  const auto verdict = session_.strategy().finish_gradients(session_.parameter_tensors(), vote);
-  had_loss_ = verdict.has_loss || verdict.skip;
-  if (verdict.skip || !verdict.has_loss) state.skip_update = true;
-  session_.obey(verdict);
-}
-
-void TrainWindow::check_scaled_gradients() {
-  auto& state = session_.state;
-  if (!session_.scaler) return;
-  for (auto& config : session_.optimizers) {
-    if (!gradients_are_finite(*config.optimizer)) state.skip_update = true;
-  }
-}
-
-void TrainWindow::unscale_once(const Optimizer& optimizer) {
-  scaler_used_ = true;
-  if (!session_.scaler->found_inf(optimizer).defined()) session_.scaler->unscale(optimizer);
-}
-
-bool TrainWindow::gradients_are_finite(const Optimizer& optimizer) {
-  unscale_once(optimizer);
-  const auto found = session_.scaler->found_inf(optimizer);
-  return !found.defined() || found.item<float>() == 0;
 }
 
 void TrainWindow::end_batch() {

@@ -53,8 +53,9 @@ class GradientReducer {
   GradientReducer& operator=(const GradientReducer&) = delete;
 
   /// What each loss is to be multiplied by before backward, besides its weight: 1 / data-like
-  /// ranks, a constant that all ranks know. finish() divides by what is then left of the sum of
-  /// weights, which is nothing in the commonest case: one micro-batch of weight 1 on each rank.
+  /// ranks, or the next smaller power of two, which is exact in every dtype. finish() makes up for
+  /// it; in the commonest case (one micro-batch of weight 1 on each of 2, 4, 8, ... ranks) there is
+  /// nothing left to do.
   double loss_scale() const;
   /// Throws TrainingError if a parameter that was frozen at construction requires a gradient now.
   void start_backward(GradSync sync);

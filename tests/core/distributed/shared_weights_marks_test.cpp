@@ -76,7 +76,8 @@ TEST(Marks, OfDeadTensorsAreNotFoundAtReusedAddresses) {
 
 TEST(Marks, OfDeadTensorsAreDropped) {
   // A weak pointer keeps the tensor's header alive, so the address cannot come back before the
-  // mark is dropped: addresses that come back show that it was.
+  // mark is dropped: fewer addresses than tensors show that some were. How many come back is the
+  // allocator's choice.
   std::set<const void*> addresses;
   constexpr int kTensors = 4096;
   for (int i = 0; i < kTensors; ++i) {
@@ -84,7 +85,7 @@ TEST(Marks, OfDeadTensorsAreDropped) {
     mark_as_shared(fresh, "model");
     addresses.insert(fresh.unsafeGetTensorImpl());
   }
-  EXPECT_LT(addresses.size(), kTensors / 2U);
+  EXPECT_LT(addresses.size(), static_cast<std::size_t>(kTensors));
 }
 
 TEST(Marks, OfLivingTensorsSurviveThoseOfDeadOnes) {
