@@ -130,6 +130,16 @@ DataLoader<Batch> conformance_data(std::int64_t samples, std::int64_t batch_size
   return DataLoader(TensorDataset({x, y}), {.batch_size = batch_size});
 }
 
+std::shared_ptr<Strategy> make_joined(const StrategyUnderTest& under_test,
+                                      const std::shared_ptr<World>& world) {
+  auto strategy = under_test.make(world);
+  const auto cpu = cpu_accelerator();
+  Log log(quiet({}).log_sink);
+  strategy->setup_environment(
+      {.accelerator = *cpu, .log = log, .devices = under_test.ranks, .num_nodes = 1});
+  return strategy;
+}
+
 std::vector<ConformanceResult> run_case(const StrategyUnderTest& under_test,
                                         const ConformanceCase& what) {
   std::mutex mutex;
@@ -137,11 +147,7 @@ std::vector<ConformanceResult> run_case(const StrategyUnderTest& under_test,
   run_thread_ranks(under_test.ranks, [&](const std::shared_ptr<World>& world) {
     auto options = what.trainer;
     options.devices = under_test.ranks;
-    options.strategy = under_test.make(world);
-    Log log(quiet({}).log_sink);
-    const auto cpu = cpu_accelerator();
-    options.strategy->setup_environment(
-        {.accelerator = *cpu, .log = log, .devices = under_test.ranks, .num_nodes = 1});
+    options.strategy = make_joined(under_test, world);
     const auto batch = what.joint_batch / options.strategy->mesh().data_size();
     auto result = train(what, options, batch, std::make_shared<ConformanceModule>(what.probe));
     const std::lock_guard<std::mutex> lock(mutex);

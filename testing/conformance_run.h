@@ -67,6 +67,9 @@ struct ConformanceResult {
 };
 
 TrainerOptions quiet(TrainerOptions options);
+/// A strategy of one rank, joined to the world, so that its mesh is there.
+std::shared_ptr<Strategy> make_joined(const StrategyUnderTest& under_test,
+                                      const std::shared_ptr<World>& world);
 DataLoader<Batch> conformance_data(std::int64_t samples, std::int64_t batch_size);
 /// On each rank, in order of rank.
 std::vector<ConformanceResult> run_case(const StrategyUnderTest& strategy,

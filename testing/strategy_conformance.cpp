@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 
-#include "fulmen/core/support/accelerator.h"
 #include "testing/conformance_run.h"
 
 namespace fulmen {
@@ -63,11 +62,7 @@ class Folder {
 void check_environment(Findings& findings) {
   const int ranks = findings.strategy().ranks;
   run_thread_ranks(ranks, [&](const std::shared_ptr<World>& world) {
-    const auto strategy = findings.strategy().make(world);
-    const auto cpu = cpu_accelerator();
-    Log log(detail::quiet({}).log_sink);
-    strategy->setup_environment(
-        {.accelerator = *cpu, .log = log, .devices = ranks, .num_nodes = 1});
+    const auto strategy = detail::make_joined(findings.strategy(), world);
     findings.expect(strategy->mesh().size() == ranks, "The mesh has all ranks");
     findings.expect(strategy->topology().rank == world->rank(), "topology() names this rank");
     const auto keys = all_gather_object(boost::json::string(strategy->key()), world->all());
@@ -177,16 +172,10 @@ void check_resume(Findings& findings) {
   run_thread_ranks(findings.strategy().ranks, [&](const std::shared_ptr<World>& world) {
     auto options = detail::quiet({.max_epochs = 2});
     options.devices = findings.strategy().ranks;
-    options.strategy = findings.strategy().make(world);
+    options.strategy = detail::make_joined(findings.strategy(), world);
     Trainer trainer(options);
     const auto module = std::make_shared<detail::ConformanceModule>(detail::ConformanceProbe());
-    const auto batch = 12 / [&] {
-      const auto cpu = cpu_accelerator();
-      Log log(options.log_sink);
-      options.strategy->setup_environment(
-          {.accelerator = *cpu, .log = log, .devices = options.devices, .num_nodes = 1});
-      return options.strategy->mesh().data_size();
-    }();
+    const auto batch = 12 / options.strategy->mesh().data_size();
     trainer.fit(module, detail::conformance_data(48, batch), detail::conformance_data(20, 3));
     trainer.save_checkpoint(checkpoint);
     // The same module again, and then one that belongs to nobody.

@@ -197,17 +197,9 @@ void write_jointly(Session& session,
   if (!session.several_ranks()) return write_checkpoint(directory, capture(session, scope));
   const auto all = session.strategy().mesh().world()->all();
   // Rank 0's word counts for the place, and what fails on one rank fails on all.
+  constexpr std::string_view kSaving = "save_checkpoint";
   CheckpointContents contents;
-  const auto jointly = [&](const auto& action) {
-    std::string problem;
-    try {
-      action();
-    } catch (const std::exception& error) {
-      problem = error.what();
-    }
-    agree_or_fail("save_checkpoint", problem, all);
-  };
-  jointly([&] {
+  session.jointly(kSaving, [&] {
     refuse_parts(session);
     contents = capture(session, scope);
     for (const auto* part : kRankParts) {
@@ -215,11 +207,11 @@ void write_jointly(Session& session,
     }
   });
   std::string packed;
-  jointly([&] {
+  session.jointly(kSaving, [&] {
     if (all.rank() != 0) packed = pack_rank_state(contents.rank_state, contents.rank_values);
   });
   auto parts = gather_bytes(packed, 0, all);
-  jointly([&] {
+  session.jointly(kSaving, [&] {
     if (all.rank() != 0) return;
     parts.erase(parts.begin());
     contents.other_ranks = std::move(parts);

@@ -200,8 +200,9 @@ Found read_and_check(Session& session, const std::string& from, Restore what) {
   const bool whole = found.everything || !from.ends_with(".safetensors");
   auto& contents = found.contents;
   // For weights alone any rank's part will do.
-  contents =
-      read_checkpoint(from, whole ? CheckpointParts::kEverything : CheckpointParts::kModelOnly, 0);
+  const int rank = found.everything ? session.topology().rank : 0;
+  contents = read_checkpoint(
+      from, whole ? CheckpointParts::kEverything : CheckpointParts::kModelOnly, rank);
   if (found.everything && require_bool(contents.trainer, "weights_only", kWhere)) {
     fail<CheckpointError>("Trainer",
                           from,
@@ -210,8 +211,6 @@ Found read_and_check(Session& session, const std::string& from, Restore what) {
   }
   if (found.everything) {
     refuse_other_mesh(session, contents, from);
-    if (const int rank = session.strategy().topology().rank; rank > 0)
-      contents = read_checkpoint(from, CheckpointParts::kEverything, rank);
     for (const auto* part : kRankParts) {
       if (const auto* own = contents.rank_values.if_contains(part)) contents.trainer[part] = *own;
     }
@@ -241,16 +240,12 @@ Found read_and_check(Session& session, const std::string& from, Restore what) {
 
 void restore(Session& session, const std::filesystem::path& path, Restore what) {
   Found found;
-  if (session.several_ranks()) {
-    std::string problem;
-    try {
-      found = read_and_check(session, path.string(), what);
-    } catch (const std::exception& error) {
-      problem = error.what();
-    }
-    agree_or_fail("Trainer", problem, session.strategy().mesh().world()->all());
-  } else {
-    found = read_and_check(session, path.string(), what);
+  // Rank 0 first: whether the others have a part of their own in there is seen from what it reads.
+  for (const bool first : {true, false}) {
+    session.jointly("Trainer", [&] {
+      if (first == (session.topology().rank == 0))
+        found = read_and_check(session, path.string(), what);
+    });
   }
   auto& contents = found.contents;
   auto& loop = found.loop;

@@ -298,14 +298,10 @@ std::filesystem::path Session::find_checkpoint(const std::string& text) const {
   if (!several_ranks()) return look_for_checkpoint(text);
   // Rank 0 looks; the others would race with what it writes, or have other folders.
   boost::json::value found;
-  std::string problem;
   const auto all = strategy_->mesh().world()->all();
-  try {
+  jointly("Trainer", [&] {
     if (all.rank() == 0) found = look_for_checkpoint(text).string();
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  agree_or_fail("Trainer", problem, all);
+  });
   return std::string(broadcast_object(found, 0, all).as_string());
 }
 

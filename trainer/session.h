@@ -54,6 +54,18 @@ class Session final : public TrainerContext, public ManualOptimization {
   /// Of the run; of one process before the first has begun.
   const Topology& topology() const { return topology_; }
   bool several_ranks() const { return topology_.world_size > 1; }
+  /// Runs `action`; on several ranks what it throws on one of them is thrown on all.
+  template <class Action>
+  void jointly(std::string_view where, const Action& action) const {
+    if (!several_ranks()) return action();
+    std::string problem;
+    try {
+      action();
+    } catch (const std::exception& error) {
+      problem = error.what();
+    }
+    agree_or_fail(where, problem, strategy_->mesh().world()->all());
+  }
 
   // TrainerContext
   Stage stage() const override { return stage_; }

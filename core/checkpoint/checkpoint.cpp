@@ -76,26 +76,23 @@ class DirectoryWriter {
 
   /// A tensor file whose bytes and checksums another rank made.
   void packed(const std::string& name, std::string_view bytes, SafetensorsChecksums sums) {
-    const auto file = file_system_.create_file(directory_ / name);
-    file->write(bytes.data(), bytes.size());
-    file->sync();
-    file->close();
+    write_bytes(name, bytes);
     manifest_.files[name] = {sums.size, sums.header, std::move(sums.tensors)};
   }
 
   void values(const std::string& name, const boost::json::object& values) {
     const std::string text = detail::json_text(values);
     detail::parse_json(text, name);  // What cannot be read again is not written.
-    write_text(name, text);
+    write_bytes(name, text);
     manifest_.files[name] = {text.size(), detail::crc32_of(text.data(), text.size()), {}};
   }
 
-  void manifest() { write_text(detail::kManifestFile, detail::manifest_text(manifest_)); }
+  void manifest() { write_bytes(detail::kManifestFile, detail::manifest_text(manifest_)); }
 
  private:
-  void write_text(const std::string& name, const std::string& text) {
+  void write_bytes(const std::string& name, std::string_view bytes) {
     const auto file = file_system_.create_file(directory_ / name);
-    file->write(text.data(), text.size());
+    file->write(bytes.data(), bytes.size());
     file->sync();
     file->close();
   }

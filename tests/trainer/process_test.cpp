@@ -10,6 +10,7 @@
 #include <iostream>
 #include <thread>
 
+#include "tests/support/run_program.h"
 #include "tests/trainer/resumable.h"
 
 namespace fulmen {
@@ -71,36 +72,18 @@ int wait_for_end(pid_t child) {
   return status;
 }
 
-std::string read(const fs::path& file) {
-  std::ifstream stream(file);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "fulmen-process-XXXXXX").string();
-    path_ = mkdtemp(name.data());
-  }
-  ~Folder() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 const std::string& unbroken_record() {
   static const std::string record = [] {
-    Folder folder;
+    TemporaryFolder folder;
     EXPECT_EQ(wait_for_end(start(folder.path(), std::chrono::milliseconds(0))), 0);
-    return read(folder.path() / "record");
+    return read_file(folder.path() / "record");
   }();
   return record;
 }
 
 /// Kills the run after `calls` calls, again and again, until one run gets through.
 void kill_until_done(int signal, std::uintmax_t calls) {
-  Folder folder;
+  TemporaryFolder folder;
   int killed = 0;
   for (int attempt = 0; attempt < 40 && !fs::exists(folder.path() / "record"); ++attempt) {
     fs::remove(folder.path() / "alive");
@@ -117,7 +100,7 @@ void kill_until_done(int signal, std::uintmax_t calls) {
   }
   EXPECT_GE(killed, 1);
   ASSERT_TRUE(fs::exists(folder.path() / "record")) << "never got through";
-  EXPECT_EQ(read(folder.path() / "record"), unbroken_record());
+  EXPECT_EQ(read_file(folder.path() / "record"), unbroken_record());
 }
 
 TEST(Process, ResumedAfterSigtermsEndsAsTheUnbrokenRun) {
@@ -133,7 +116,7 @@ TEST(Process, ResumedAfterSigkillsEndsAsTheUnbrokenRun) {
 }
 
 TEST(Process, SigtermLeavesOneCheckpointOfTheStop) {
-  Folder folder;
+  TemporaryFolder folder;
   constexpr std::int64_t kNever = 1000;
   const auto child = start(folder.path(), std::chrono::milliseconds(2), kNever);
   wait_for_calls(child, folder.path(), 10);

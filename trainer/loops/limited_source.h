@@ -30,8 +30,11 @@ class LimitedSource {
   /// none left, next() is true, leaves the batch as it is, and idle() is true.
   void set_joint_size(std::int64_t batches) { joint_size_ = batches; }
   bool idle() const { return idle_; }
-  /// This rank has no more batches in this epoch.
-  void cut() { own_end_ = given_; }
+  /// This rank leaves out the batch that next() gave and the rest of the epoch.
+  void cut() {
+    own_end_ = given_;
+    idle_ = true;
+  }
   void stop() noexcept;
   /// Throws DataError if there is nothing to read although the limit is not 0.
   void require_batches() const;

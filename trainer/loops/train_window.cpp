@@ -20,7 +20,6 @@ bool TrainWindow::next() {
   if (closed_ || state.epoch_done || session_.interruption() != nullptr) return false;
   loop_.mark_boundary();
   state.phase = BatchPhase::kBeforeUpdate;
-  skips_ = false;
   data_left_ = data_->next(batch_);
   if (!data_left_) {
     state.phase = BatchPhase::kBoundary;
@@ -37,7 +36,6 @@ bool TrainWindow::next() {
   }
   if (session_.several_ranks()) {
     // Others go on: this rank takes part with weight 0 to the end of the epoch.
-    skips_ = true;
     data_->cut();
     return true;
   }
@@ -201,8 +199,7 @@ void TrainWindow::run_training_step() {
 
 at::Tensor TrainWindow::run_micro_batch(GradSync sync) {
   auto& state = session_.state;
-  const bool idle = data_->idle() || skips_;
-  if (!idle) run_training_step();
+  if (!data_->idle()) run_training_step();
   if (state.micro_batches++ == 0) zero_gradients();
   if (!output_.loss.defined()) return {};
   check_loss();
@@ -298,8 +295,7 @@ void TrainWindow::end_batch() {
   state.phase = BatchPhase::kBoundary;
 
   const auto module_part = [this](ModuleBase& module) {
-    if (!data_->idle() && !skips_)
-      module.dispatch_train_batch_end(output_, batch_.view(), batch_idx_);
+    if (!data_->idle()) module.dispatch_train_batch_end(output_, batch_.view(), batch_idx_);
     session_.metrics.commit();
   };
   session_.call_checkpoints_last(HookPoint::kOnTrainBatchEnd,

@@ -75,7 +75,6 @@ class TrainWindow final : public Window {
   std::vector<bool> reduced_for_;  ///< Manual optimization: for which optimizers.
   bool scaler_used_ = false;
   std::vector<bool> stepped_;  ///< Which optimizers manual optimization stepped in this batch.
-  bool skips_ = false;         ///< This rank leaves out this micro-batch and the rest of the epoch.
   bool data_left_ = true;      ///< False where the window is closed without a further micro-batch.
   std::vector<Optimizer::Closure> closures_;
   at::Tensor watched_;
