@@ -90,7 +90,7 @@ void DdpStrategy::backward(ModuleBase& module,
                         "or replace it in configure_sharded_model().");
   }
   if (sync == GradSync::kManual) {
-    reducer_->start_backward(GradSync::kDefer);
+    reducer_->start_backward(sync);
     module.backward(loss, gradient);
     reducer_->end_backward();
     return;
@@ -118,6 +118,10 @@ void DdpStrategy::reduce_gradients(std::span<const at::Tensor> parameters) {
   if (!std::exchange(checked_unmarked_, true)) parameters_.check_unmarked_gradients();
 }
 
+void DdpStrategy::synchronize_found_inf(at::Tensor& found) {
+  if (parameters_.has_own_parts()) all_reduce(found, ReduceOp::kMax, mesh().world()->all());
+}
+
 at::Tensor DdpStrategy::clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm) {
   auto norm = parameters_.grad_norm(parameters);
   scale_to_norm(gradients_of(parameters), max_norm, norm);
@@ -135,15 +139,22 @@ StateDict DdpStrategy::state_dict() const {
   boost::json::array plan;
   for (const auto& name : reducer_->plan()) plan.emplace_back(name);
   if (!plan.empty()) state.values["bucket_plan"] = std::move(plan);
+  boost::json::array reduced;
+  for (const auto& name : reducer_->reduced()) reduced.emplace_back(name);
+  if (!reduced.empty()) state.values["reduced"] = std::move(reduced);
   return state;
 }
 
 void DdpStrategy::load_state_dict(const StateDict& state) {
-  if (reducer_ == nullptr || !state.values.contains("bucket_plan")) return;
-  std::vector<std::string> plan;
-  for (const auto& name : require_array(state.values, "bucket_plan", "DdpStrategy"))
-    plan.emplace_back(name.as_string());
-  reducer_->set_plan(plan);
+  if (reducer_ == nullptr) return;
+  const auto names = [&](std::string_view key) {
+    std::vector<std::string> list;
+    for (const auto& name : require_array(state.values, key, "DdpStrategy"))
+      list.emplace_back(name.as_string());
+    return list;
+  };
+  if (state.values.contains("bucket_plan")) reducer_->set_plan(names("bucket_plan"));
+  if (state.values.contains("reduced")) reducer_->set_reduced(names("reduced"));
 }
 
 void DdpStrategy::teardown() noexcept {

@@ -2,6 +2,9 @@
 
 #include <torch/torch.h>
 
+#include <cmath>
+#include <limits>
+
 namespace fulmen::detail {
 namespace {
 
@@ -22,10 +25,12 @@ bool holds_weights(at::ScalarType dtype) {
 WindowSlot::WindowSlot(at::Tensor memory)
     : memory_(std::move(memory)), host_(at::zeros({memory_.numel()}, at::kDouble)) {}
 
-void WindowSlot::begin(const WindowVote& vote) {
+void WindowSlot::begin(const WindowVote& vote, int model_rank) {
   host_.zero_();
+  model_rank_ = model_rank;
   auto* value = values();
   value[kWeight] = vote.weight.number;
+  if (model_rank_ == 0) value[kFirstWeight] = vote.weight.number;
   value[kHasLoss] = vote.has_loss ? 1 : 0;
   value[kSkip] = vote.skip ? 1 : 0;
   value[kStop] = vote.stop ? 1 : 0;
@@ -36,12 +41,20 @@ void WindowSlot::begin(const WindowVote& vote) {
 
 void WindowSlot::write() {
   memory_.copy_(host_);
-  if (device_weight_.defined()) memory_[kWeight].add_(device_weight_.to(memory_.device()));
+  if (device_weight_.defined()) {
+    memory_.narrow(0, kWeight, model_rank_ == 0 ? 2 : 1).add_(device_weight_.to(memory_.device()));
+  }
   device_weight_.reset();
 }
 
 void WindowSlot::read() {
   host_.copy_(memory_);
+}
+
+bool WindowSlot::are_equal(double a, double b) const {
+  const auto epsilon = memory_.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                                            : std::numeric_limits<float>::epsilon();
+  return std::abs(a - b) <= std::sqrt(epsilon) * std::abs(b);
 }
 
 WindowVerdict WindowSlot::verdict() const {

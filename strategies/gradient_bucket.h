@@ -25,8 +25,9 @@ class WindowSlot {
   explicit WindowSlot(at::Tensor memory);
   const at::Tensor& memory() const { return memory_; }
 
-  /// Starts to fill it: nothing is used, nothing late.
-  void begin(const WindowVote& vote);
+  /// Starts to fill it: nothing is used, nothing late. `model_rank` is the place among ranks that
+  /// share samples.
+  void begin(const WindowVote& vote, int model_rank);
   void set_late() { values()[kLate] = 1; }
   void set_used(std::size_t parameter) { values()[kVotes + parameter] = 1; }
   /// Writes what was filled in to the memory.
@@ -35,16 +36,31 @@ class WindowSlot {
   void read();
 
   double weight() const { return values()[kWeight]; }
+  /// The part of it from ranks that are the first of those that share samples.
+  double weight_of_first() const { return values()[kFirstWeight]; }
+  /// Whether two sums of weights are the same number but for rounding in the slot's dtype.
+  bool are_equal(double a, double b) const;
   WindowVerdict verdict() const;
   bool late() const { return values()[kLate] > 0; }
   bool used(std::size_t parameter) const { return values()[kVotes + parameter] > 0; }
 
  private:
-  enum Place : std::int64_t { kWeight, kHasLoss, kSkip, kStop, kFinish, kValidate, kLate, kVotes };
+  enum Place : std::int64_t {
+    kWeight,
+    kFirstWeight,
+    kHasLoss,
+    kSkip,
+    kStop,
+    kFinish,
+    kValidate,
+    kLate,
+    kVotes
+  };
   double* values() const { return host_.data_ptr<double>(); }
 
   at::Tensor memory_;
-  at::Tensor host_;           ///< The same in float64 on the host.
+  at::Tensor host_;  ///< The same in float64 on the host.
+  int model_rank_ = 0;
   at::Tensor device_weight_;  ///< The part of the weight that is not read by the host.
 };
 

@@ -33,8 +33,35 @@ WindowVerdict GradientReducer::finish(const WindowVote& vote) {
 }
 
 void GradientReducer::Impl::open_window() {
-  if (!window_open) adopt_plan();
+  if (window_open) return;
+  adopt_plan();
+  reopen(1 / scale_size);
   window_open = true;
+}
+
+/// Gradients that were reduced and not zeroed since: more is added to them, and the whole is
+/// reduced again. So each becomes what every rank of its group has to bring for the same result,
+/// where the losses of this window (of weight 1 on each rank) are multiplied by `loss_scale`.
+void GradientReducer::Impl::reopen(double loss_scale) {
+  if (!std::exchange(any_reduced, false)) return;
+  const at::NoGradGuard no_grad;
+  for (auto& parameter : parameters) {
+    if (!std::exchange(parameter.reduced, false)) continue;
+    const auto& gradient = parameter.tensor.grad();
+    const auto part = loss_scale * data_size / parameter.group.size();
+    if (gradient.defined() && part != 1) gradient.mul_(part);
+  }
+}
+
+/// A backward of which nobody told the reducer. All are forgotten, whichever came, so that ranks
+/// agree on what is left to reduce.
+void GradientReducer::Impl::forget_reduced() {
+  if (!std::exchange(any_reduced, false)) return;
+  for (auto& parameter : parameters) parameter.reduced = false;
+}
+
+void GradientReducer::Impl::mark_reduced(Parameter& parameter) {
+  parameter.reduced = any_reduced = true;
 }
 
 void GradientReducer::Impl::start_backward(GradSync sync) {
@@ -47,6 +74,7 @@ void GradientReducer::Impl::start_backward(GradSync sync) {
                         "(on_fit_start) if it is to be trained later.");
   }
   if (in_backward) drop_started_buckets();
+  if (sync == GradSync::kManual) reopen(1);
   open_window();
   in_backward = true;
   syncing = sync == GradSync::kNow;
@@ -83,6 +111,7 @@ void GradientReducer::Impl::arrived(std::size_t index) {
   auto& parameter = parameters[index];
   auto& gradient = parameter.tensor.mutable_grad();
   if (!gradient.defined()) return;
+  if (!in_backward) forget_reduced();
   if (++parameter.arrivals == 1 && syncing && !learnt) seen_order.push_back(index);
   if (parameter.bucket == kNone) return;
   if (gradient.layout() != at::kStrided) {
@@ -147,7 +176,7 @@ void GradientReducer::Impl::end_backward() {
 
 void GradientReducer::Impl::write_slot(Bucket& bucket, const WindowVote& vote) {
   auto& slot = bucket.memory.slot();
-  slot.begin(vote);
+  slot.begin(vote, model_rank);
   for (const auto& parameter : parameters) {
     if (parameter.bucket == kNone || parameter.group_index != bucket.group_index) continue;
     if (parameter.used || parameter.late.defined()) slot.set_used(parameter.slot_index);
@@ -168,7 +197,7 @@ WindowVerdict GradientReducer::Impl::finish(const WindowVote& vote) {
   }
   Work extra_work;
   if (world_carrier == kNone) {  // No group has all ranks that must agree.
-    extra_slot.begin(vote);
+    extra_slot.begin(vote, model_rank);
     extra_slot.write();
     auto numbers = extra_slot.memory();
     extra_work = all_reduce_async(numbers, ReduceOp::kSum, everyone);
@@ -183,8 +212,23 @@ WindowVerdict GradientReducer::Impl::finish(const WindowVote& vote) {
   next_bucket = 0;
   window_open = false;
   const auto verdict = votes.verdict();
+  if (verdict.has_loss && !verdict.skip) check_weights(votes);
   if (!learnt && verdict.has_loss) learn();
   return verdict;
+}
+
+/// Sums that all ranks have, so what is thrown is thrown on all.
+void GradientReducer::Impl::check_weights(const detail::WindowSlot& votes) const {
+  const auto mean = votes.weight() / model_size;
+  if (votes.are_equal(votes.weight_of_first(), mean)) return;
+  fail<TrainingError>("GradientReducer",
+                      "ranks that share samples gave them different weights: those of the first of "
+                      "them add up to ",
+                      votes.weight_of_first(),
+                      " in this window, those of all to ",
+                      mean,
+                      " on average. training_step must return the same weight on all ranks of a "
+                      "model-like axis, and a loss on all of them or on none.");
 }
 
 /// Rare: a gradient came after its bucket was started. Then all ranks of the group sum once more.
@@ -217,6 +261,7 @@ void GradientReducer::Impl::scale(double weight) {
 void GradientReducer::Impl::show_results() {
   for (auto& bucket : buckets) bucket.memory.deliver();
   for (auto& parameter : parameters) {
+    mark_reduced(parameter);
     if (parameter.bucket == kNone) continue;
     auto& gradient = parameter.tensor.mutable_grad();
     if (carrier(parameter).slot().used(parameter.slot_index)) {

@@ -37,6 +37,7 @@ GradientReducer::Impl::Impl(const PlacedParameters& placed, GradientReducerOptio
   // A power of two is exact in every dtype that a loss may have.
   scale_size = static_cast<double>(std::bit_ceil(static_cast<unsigned>(mesh->data_size())));
   model_size = mesh->model_group().size();
+  model_rank = mesh->model_group().rank();
   for (const auto& item : placed.parameters()) {
     if (item.tensor.requires_grad()) {
       // Not the groups that a module uses in its own backward: see twin_of.

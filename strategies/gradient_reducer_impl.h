@@ -33,6 +33,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<GradientReducer::Imp
     bool awaited = false;         ///< Its bucket does not start before it has come.
     bool used = false;            ///< Has a gradient in this window; known when its bucket is full.
     at::Tensor late = {};         ///< What came after its bucket was started.
+    bool reduced = false;         ///< Its gradient is that of all ranks: no backward since.
     Accumulator accumulator = {};
     std::uintptr_t hook = 0;
   };
@@ -57,6 +58,9 @@ struct GradientReducer::Impl : std::enable_shared_from_this<GradientReducer::Imp
 
   // During a window.
   void open_window();
+  void reopen(double loss_scale);
+  void forget_reduced();
+  void mark_reduced(Parameter& parameter);
   void start_backward(GradSync sync);
   void end_backward();
   void arrived(std::size_t index);
@@ -69,6 +73,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<GradientReducer::Imp
   void write_slot(Bucket& bucket, const WindowVote& vote);
   void add_late_gradients();
   void scale(double weight);
+  void check_weights(const detail::WindowSlot& votes) const;
   void show_results();
   detail::GradientBucket& carrier(const Parameter& parameter) {
     return buckets[carriers[parameter.group_index]].memory;
@@ -83,6 +88,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<GradientReducer::Imp
   double data_size = 1;   ///< Ranks that have different samples.
   double scale_size = 1;  ///< Losses are divided by it: data_size, or the power of two above it.
   double model_size = 1;  ///< Ranks that share each sample.
+  int model_rank = 0;     ///< Among those.
   ProcessGroup everyone;
   ProcessGroup peers;  ///< Ranks with the same parameters: all, but for stages of a pipeline.
   std::vector<Parameter> parameters;
@@ -99,6 +105,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<GradientReducer::Imp
   bool window_open = false;   ///< Since its first backward.
   bool in_backward = false;   ///< Still true in the next one: it was left by an exception.
   bool syncing = false;       ///< This backward is the window's last.
+  bool any_reduced = false;   ///< Some parameter is `reduced`.
   bool counts_known = false;  ///< How often each gradient comes in a backward.
   bool learnt = false;        ///< There is a plan that is not the first guess.
   std::vector<std::size_t> order;       ///< Of which the buckets were made.

@@ -1,9 +1,11 @@
 // Reduction without a window: for manual optimization, and as a reference for tests.
+#include <algorithm>
 #include <map>
 #include <tuple>
 #include <unordered_set>
 
 #include "fulmen/core/distributed/collectives.h"
+#include "fulmen/core/support/error.h"
 #include "strategies/gradient_reducer_impl.h"
 
 namespace fulmen {
@@ -48,9 +50,10 @@ void GradientReducer::reduce_now(std::span<const at::Tensor> wanted) {
   std::unordered_set<const void*> chosen;
   for (const auto& tensor : wanted) chosen.insert(tensor.unsafeGetTensorImpl());
   std::map<Key, std::pair<ProcessGroup, std::vector<at::Tensor>>> sets;
-  for (const auto& parameter : impl_->parameters) {
+  for (auto& parameter : impl_->parameters) {
     const auto& tensor = parameter.tensor;
-    if (!chosen.contains(tensor.unsafeGetTensorImpl())) continue;
+    if (parameter.reduced || !chosen.contains(tensor.unsafeGetTensorImpl())) continue;
+    impl_->mark_reduced(parameter);
     if (parameter.group.size() > 1) {
       const Key key{parameter.group_index, tensor.scalar_type(), tensor.device().str()};
       sets.try_emplace(key, parameter.group, std::vector<at::Tensor>())
@@ -67,6 +70,28 @@ void GradientReducer::reduce_now(std::span<const at::Tensor> wanted) {
     all_reduce(sums, ReduceOp::kSum, group);
     if (impl_->data_size != 1) sums.div_(impl_->data_size);
     unflatten(sums, tensors);
+  }
+}
+
+std::vector<std::string> GradientReducer::reduced() const {
+  std::vector<std::string> names;
+  if (!impl_->window_open) return names;
+  for (const auto& parameter : impl_->parameters) {
+    if (parameter.reduced) names.push_back(parameter.name);
+  }
+  return names;
+}
+
+void GradientReducer::set_reduced(const std::vector<std::string>& names) {
+  for (const auto& name : names) {
+    const auto it = std::ranges::find(impl_->parameters, name, &Impl::Parameter::name);
+    if (it == impl_->parameters.end()) {
+      fail<ConfigError>("GradientReducer",
+                        "the checkpoint has a reduced gradient of ",
+                        name,
+                        ", which is no parameter that is reduced.");
+    }
+    impl_->mark_reduced(*it);
   }
 }
 

@@ -24,6 +24,7 @@ struct LoopState {
   bool epoch_started = false;       ///< on_train_epoch_start has run, on_train_epoch_end has not.
   bool epoch_done = false;          ///< No more batches in this epoch.
   bool epoch_cut = false;           ///< The rest of the epoch was skipped.
+  std::int64_t own_end = -1;        ///< Where this rank left the epoch (kSkipEpoch), if it did.
   bool validation_pending = false;  ///< A validation is due, and has not been completed.
   std::int64_t micro_batches = 0;   ///< In the open window.
   std::int64_t losses = 0;          ///< Of those, how many had a loss.

@@ -17,6 +17,8 @@ inline constexpr std::array kRankParts = {
 /// Everything of a running or finished fit as a checkpoint. Calls on_save_checkpoint. Tensors are
 /// shared, not copied.
 CheckpointContents capture(Session& session, CheckpointScope scope);
+/// Throws CheckpointError if a parameter differs between ranks: it would be written by one alone.
+void refuse_parts(Session& session);
 /// Collective: rank 0 writes the checkpoint, with the own state of every rank in it. An error on
 /// one rank is an error on all.
 void write_jointly(Session& session, const std::filesystem::path& directory, CheckpointScope scope);

@@ -36,6 +36,7 @@ json::object store_loop(const Session& session) {
           {"epoch_started", state.epoch_started && !next},
           {"epoch_done", state.epoch_done && !next},
           {"epoch_cut", state.epoch_cut && !next},
+          {"own_end", next ? -1 : state.own_end},
           {"validation_pending", state.validation_pending},
           {"micro_batches", state.micro_batches},
           {"losses", state.losses},
@@ -106,8 +107,10 @@ void store_extras(Session& session, CheckpointContents& contents, CheckpointScop
   contents.trainer["module_extra"] = store(extra, "module", contents.rank_state);
 }
 
-/// Slices and parameters of single ranks would each be written by one rank alone.
+}  // namespace
+
 void refuse_parts(Session& session) {
+  if (!session.several_ranks()) return;
   const PlacedParameters placed(*session.module, session.strategy().mesh());
   for (const auto& parameter : placed.parameters()) {
     for (const auto& axis : placed.own_axes(parameter)) {
@@ -123,8 +126,6 @@ void refuse_parts(Session& session) {
     }
   }
 }
-
-}  // namespace
 
 CheckpointContents capture_position(Session& session) {
   CheckpointContents contents;

@@ -37,6 +37,8 @@ LoopState read_loop(const json::object& values) {
   state.epoch_started = require_bool(values, "epoch_started", where);
   state.epoch_done = require_bool(values, "epoch_done", where);
   state.epoch_cut = require_bool(values, "epoch_cut", where);
+  // Files of version 1 of one rank do not have it.
+  state.own_end = values.contains("own_end") ? require_int(values, "own_end", where) : -1;
   state.validation_pending = require_bool(values, "validation_pending", where);
   state.micro_batches = require_int(values, "micro_batches", where);
   state.losses = require_int(values, "losses", where);

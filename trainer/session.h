@@ -20,6 +20,7 @@
 namespace fulmen::detail {
 
 class FitLoop;
+class LimitedSource;
 
 /// All that a Trainer holds between and during runs: what the loops work on, and what callbacks and
 /// modules see. The loops are in loops/, the state of a run in loop_state.h, checkpoints in
@@ -173,6 +174,9 @@ class Session final : public TrainerContext, public ManualOptimization {
   BatchLimit dev_run_or(const BatchLimit& limit) const;
   /// Seed, and the share of this rank. Throws DataError for a source that cannot be shared out.
   void prepare_source(BatchSource& source, std::string_view what) const;
+  /// Collective where the source is shared out: throws DataError on all ranks if they do not read
+  /// shares of the same samples in the same order. After its start.
+  void check_same_order(const LimitedSource& source, std::string_view what) const;
   /// Ends an evaluation or epoch: its metrics over all ranks.
   void end_metrics_epoch();
   /// A metric as rank 0 has it, so that what depends on it is the same on all. Collective.

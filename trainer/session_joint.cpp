@@ -4,8 +4,10 @@
 #include <boost/json/array.hpp>
 #include <csignal>
 
+#include "core/distributed/same_everywhere.h"
 #include "fulmen/core/distributed/collectives.h"
 #include "loops/fit_loop.h"
+#include "loops/limited_source.h"
 #include "session.h"
 #include "signals.h"
 
@@ -105,6 +107,18 @@ void Session::agree_on_wishes() {
 const char* Session::interruption() {
   if (interruption_text_.empty() && !several_ranks() && stop_wanted()) stop_jointly();
   return interruption_text_.empty() ? nullptr : interruption_text_.c_str();
+}
+
+void Session::check_same_order(const LimitedSource& source, std::string_view what) const {
+  if (!several_ranks() || !options.use_distributed_sampler) return;
+  const auto difference = find_difference(source.order(), strategy_->mesh().world()->all());
+  if (difference.empty()) return;
+  fail<DataError>(
+      what,
+      "is not the same on all ranks, so that their shares overlap or leave samples out: ",
+      difference,
+      ". Make the same loader on every rank, or split the data yourself and set ",
+      ".use_distributed_sampler = false.");
 }
 
 void Session::end_metrics_epoch() {

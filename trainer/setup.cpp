@@ -7,6 +7,7 @@
 #include "core/data/random_key.h"
 #include "fulmen/callbacks/timer.h"
 #include "fulmen/core/support/error.h"
+#include "run_state.h"
 #include "session.h"
 
 namespace fulmen::detail {
@@ -113,6 +114,10 @@ void Session::prepare(Stage stage) {
   const auto dtype = parameter_dtype(options.precision);
   if (dtype != at::kFloat) convert_floating_point(*module, dtype);
   strategy_->setup(*module, stage);
+  const auto saves = [](const auto& callback) {
+    return callback->kind() == CallbackKind::kCheckpoint;
+  };
+  if (stage == Stage::kFit && std::ranges::any_of(callbacks_, saves)) refuse_parts(*this);
   parameters_.clear();
   parameter_tensors_.clear();
   std::set<at::TensorImpl*> seen;

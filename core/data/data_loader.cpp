@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
@@ -48,6 +49,11 @@ class LoaderSource final : public BatchSource {
   bool set_share(const DataShare& share) override {
     share_ = share;
     return true;
+  }
+  std::string order() const override;
+  double weight() const override {
+    return open_ != nullptr && open_->position > 0 ? open_->order.weight_of(open_->position - 1)
+                                                   : 1;
   }
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& state) override;
@@ -181,6 +187,20 @@ SavedEpoch LoaderSource::describe(const OpenEpoch& epoch) const {
           .ranks = share_.count,
           .shuffle = options_.shuffle,
           .drop_last = options_.drop_last};
+}
+
+std::string LoaderSource::order() const {
+  if (open_ == nullptr) return {};
+  std::ostringstream text;
+  text << open_->sample_order.dataset_size << " samples, batch_size " << options_.batch_size
+       << (options_.drop_last ? ", drop_last" : "");
+  if (options_.sampler != nullptr) {
+    text << ", a sampler's order " << std::hex
+         << static_cast<std::uint64_t>(open_->order.fingerprint());
+  } else if (options_.shuffle) {
+    text << ", shuffled with seed " << open_->sample_order.seed;
+  }
+  return text.str();
 }
 
 StateDict LoaderSource::state_dict() const {

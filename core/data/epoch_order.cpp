@@ -30,19 +30,6 @@ std::vector<std::int64_t> ask_sampler(Sampler& sampler, const SampleOrder& order
   return indices;
 }
 
-struct Range {
-  std::int64_t begin = 0;
-  std::int64_t size = 0;
-};
-
-// A share of the samples that do not fill a batch on every rank: the first ranks have one more.
-Range share_of_tail(std::int64_t begin, std::int64_t samples, const DataShare& share) {
-  const auto each = samples / share.count;
-  const auto more = samples % share.count;
-  return {.begin = begin + share.index * each + std::min<std::int64_t>(share.index, more),
-          .size = each + (share.index < more ? 1 : 0)};
-}
-
 }  // namespace
 
 std::int64_t EpochOrder::count_batches(const DataLoaderOptions& options,
@@ -85,12 +72,32 @@ EpochOrder::EpochOrder(const DataLoaderOptions& options,
   }
 }
 
-void EpochOrder::indices_of(std::int64_t batch_idx, std::vector<std::int64_t>& indices) const {
+// A share of the samples that do not fill a batch on every rank: the first ranks have one more.
+EpochOrder::Range EpochOrder::share_of_tail(std::int64_t begin,
+                                            std::int64_t samples,
+                                            const DataShare& share) {
+  const auto each = samples / share.count;
+  const auto more = samples % share.count;
+  return {.begin = begin + share.index * each + std::min<std::int64_t>(share.index, more),
+          .size = each + (share.index < more ? 1 : 0)};
+}
+
+EpochOrder::Range EpochOrder::range_of(std::int64_t batch_idx) const {
   const auto joint = batch_size_ * share_.count;
   const auto left = samples_ - batch_idx * joint;
-  const auto range = left >= joint ? Range{.begin = batch_idx * joint + share_.index * batch_size_,
-                                           .size = batch_size_}
-                                   : share_of_tail(batch_idx * joint, left, share_);
+  if (left < joint) return share_of_tail(batch_idx * joint, left, share_);
+  return {.begin = batch_idx * joint + share_.index * batch_size_, .size = batch_size_};
+}
+
+double EpochOrder::weight_of(std::int64_t batch_idx) const {
+  const auto joint = batch_size_ * share_.count;
+  const auto samples = std::min(joint, samples_ - batch_idx * joint);
+  return static_cast<double>(range_of(batch_idx).size * share_.count) /
+         static_cast<double>(samples);
+}
+
+void EpochOrder::indices_of(std::int64_t batch_idx, std::vector<std::int64_t>& indices) const {
+  const auto range = range_of(batch_idx);
   indices.resize(static_cast<std::size_t>(range.size));
   if (indices_.empty()) {
     std::iota(indices.begin(), indices.end(), range.begin);

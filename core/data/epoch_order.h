@@ -18,6 +18,8 @@ class EpochOrder {
 
   std::int64_t batches() const { return batches_; }
   void indices_of(std::int64_t batch_idx, std::vector<std::int64_t>& indices) const;
+  // The samples of this rank's batch, times the ranks, over those of all ranks.
+  double weight_of(std::int64_t batch_idx) const;
   // Tells two orders of a sampler apart; 0 without a sampler.
   std::int64_t fingerprint() const { return fingerprint_; }
 
@@ -26,6 +28,13 @@ class EpochOrder {
                                     const DataShare& share);
 
  private:
+  struct Range {
+    std::int64_t begin = 0;
+    std::int64_t size = 0;
+  };
+  static Range share_of_tail(std::int64_t begin, std::int64_t samples, const DataShare& share);
+  Range range_of(std::int64_t batch_idx) const;
+
   DataShare share_;
   std::int64_t batch_size_;
   std::int64_t samples_;

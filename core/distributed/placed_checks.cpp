@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "core/distributed/same_everywhere.h"
 #include "fulmen/core/distributed/collectives.h"
 #include "fulmen/core/distributed/placed_parameters.h"
 #include "fulmen/core/support/error.h"
@@ -57,36 +58,6 @@ json::value describe(const PlacedTensor& placed, const std::vector<std::string>&
   return json::array{brief.str(), rest.str()};
 }
 
-std::string describe_ranks(const std::vector<int>& ranks) {
-  constexpr std::size_t kMost = 8;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < std::min(ranks.size(), kMost); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  if (ranks.size() > kMost) text += " and " + std::to_string(ranks.size() - kMost) + " more";
-  return text;
-}
-
-/// "12 on ranks 0, 2 and 13 on rank 1".
-std::string list_versions(const std::vector<std::string>& versions, const std::vector<int>& ranks) {
-  std::vector<std::pair<std::string, std::vector<int>>> groups;
-  for (std::size_t i = 0; i < versions.size(); ++i) {
-    auto it = std::ranges::find(groups, versions[i], [](const auto& group) { return group.first; });
-    if (it == groups.end()) it = groups.insert(it, {versions[i], {}});
-    it->second.push_back(ranks[i]);
-  }
-  std::string text;
-  for (std::size_t i = 0; i < groups.size(); ++i) {
-    text += i == 0 ? "" : (i + 1 == groups.size() ? " and " : ", ");
-    text += groups[i].first + " on " + describe_ranks(groups[i].second);
-  }
-  return text;
-}
-
-bool are_equal(const std::vector<std::string>& list) {
-  return std::ranges::adjacent_find(list, std::not_equal_to<>()) == list.end();
-}
-
 /// The part [i][part] of a table of each rank; "nothing" where it is shorter.
 std::vector<std::string> column(const std::vector<json::value>& tables,
                                 std::string_view key,
@@ -112,35 +83,22 @@ std::string first_difference(const std::vector<json::value>& tables,
     counts.push_back(std::to_string(table.at(key).as_array().size()));
   }
   std::ostringstream text;
-  if (!are_equal(counts)) {
-    text << "the number of " << what << "s is " << list_versions(counts, ranks) << "; the first ";
+  if (!detail::are_equal(counts)) {
+    text << "the number of " << what << "s is " << detail::list_versions(counts, ranks)
+         << "; the first ";
     text << "that differs: ";
   }
   for (std::size_t i = 0; i < longest; ++i) {
     auto versions = column(tables, key, i, 0);
     const auto rest = column(tables, key, i, 1);
-    if (are_equal(versions) && are_equal(rest)) continue;
-    if (are_equal(versions)) {
+    if (detail::are_equal(versions) && detail::are_equal(rest)) continue;
+    if (detail::are_equal(versions)) {
       for (std::size_t rank = 0; rank < rest.size(); ++rank) versions[rank] += ", " + rest[rank];
     }
-    text << what << " " << i << " is " << list_versions(versions, ranks);
+    text << what << " " << i << " is " << detail::list_versions(versions, ranks);
     return text.str();
   }
   return {};
-}
-
-std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t hash = 1469598103934665603ULL;  // FNV-1a: the same on every host.
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ULL;
-  return hash;
-}
-
-bool is_same_everywhere(std::uint64_t number, const ProcessGroup& group) {
-  const auto value = static_cast<std::int64_t>(number);
-  // The complement turns the order round, so its maximum is that of the minimum.
-  auto both = at::tensor({value, ~value}, at::kLong);
-  all_reduce(both, ReduceOp::kMax, group);
-  return both[0].item<std::int64_t>() == ~both[1].item<std::int64_t>();
 }
 
 /// Flat, zeros where a gradient is missing.
@@ -230,7 +188,7 @@ void PlacedParameters::check_equal_on_all_ranks() const {
     table["buffers"].as_array().push_back(describe(placed, axes));
   }
   std::string problem;
-  if (!is_same_everywhere(hash_of(json::serialize(table)), group)) {
+  if (!detail::is_same_everywhere(json::serialize(table), group)) {
     const auto tables = all_gather_object(table, group);
     problem = first_difference(tables, "parameters", "parameter", group.ranks());
     if (problem.empty()) problem = first_difference(tables, "buffers", "buffer", group.ranks());

@@ -1,5 +1,6 @@
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -24,6 +25,10 @@ at::Tensor over_group(const at::Tensor& part, ReduceOp op, const ProcessGroup& g
 
 }  // namespace
 
+bool PlacedParameters::has_own_parts() const {
+  return std::ranges::any_of(own_sets_, [](const auto& axes) { return !axes.empty(); });
+}
+
 at::Tensor PlacedParameters::grad_norm(std::span<const at::Tensor> parameters,
                                        double norm_type) const {
   // All sets of own axes are visited, whatever parameters and gradients this rank has, so that all
@@ -41,8 +46,7 @@ at::Tensor PlacedParameters::grad_norm(std::span<const at::Tensor> parameters,
     lists[own_set_of_[it->second]].push_back(parameter);
     if (parameter.scalar_type() == at::kDouble) dtype = at::kDouble;
   }
-  const bool is_plain = own_sets_.size() == 1 && own_sets_.front().empty();
-  if (is_plain || lists.empty()) return fulmen::grad_norm(gradients_of(parameters), norm_type);
+  if (!has_own_parts()) return fulmen::grad_norm(gradients_of(parameters), norm_type);
 
   const at::NoGradGuard no_grad;
   const bool is_largest = std::isinf(norm_type);

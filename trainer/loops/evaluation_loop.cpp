@@ -146,14 +146,17 @@ void EvaluationLoop::finish() {
       end.point, end.callback, [&](ModuleBase& module) { (module.*end.module)(); });
 }
 
+std::string EvaluationLoop::loader_name(std::size_t i) const {
+  return (stage_ == Stage::kTest ? "the test loader " : "the validation loader ") +
+         std::to_string(i);
+}
+
 std::vector<LimitedSource> EvaluationLoop::limited_sources() {
   std::vector<LimitedSource> loaders;
   auto& sizes = session_.plan_.eval_batches;
   sizes.clear();
   for (std::size_t i = 0; i < sources_.size(); ++i) {
-    const std::string what =
-        (stage_ == Stage::kTest ? "the test loader " : "the validation loader ") +
-        std::to_string(i);
+    const auto what = loader_name(i);
     session_.prepare_source(*sources_[i], what);
     const LimitedSource whole(*sources_[i], limit(), what, hooks().limit_name, Lookahead::kNo);
     // With more ranks than samples some have nothing to do.
@@ -175,6 +178,7 @@ bool EvaluationLoop::run_batches(std::vector<LimitedSource>& loaders) {
     const StopAtExit stop{loader};
     const auto order = session_.options.overfit_batches ? 0 : session_.state.progress.epoch;
     loader.start({.epoch = order, .batches_to_skip = 0});
+    session_.check_same_order(loader, loader_name(i));
     for (std::int64_t batch_idx = 0; loader.next(batch); ++batch_idx) {
       session_.transfer(batch.view(), static_cast<std::int64_t>(i));
       run_batch(batch.view(), batch_idx, static_cast<std::int64_t>(i));

@@ -29,6 +29,7 @@ class EvaluationLoop {
   MetricPhase phase() const;
   BatchLimit limit() const;
   BatchLimit few_batches(const LimitedSource& whole) const;
+  std::string loader_name(std::size_t loader) const;
   std::vector<LimitedSource> limited_sources();
   bool run_batches(std::vector<LimitedSource>& loaders);
   void run_batch(BatchView batch, std::int64_t batch_idx, std::int64_t dataloader_idx);

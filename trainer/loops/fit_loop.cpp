@@ -211,8 +211,11 @@ void FitLoop::start_epoch() {
   }
   // The same batches in the same order each time, also if they are shuffled.
   const auto order = session_.options.overfit_batches ? 0 : state.progress.epoch;
-  if (!state.epoch_done)
-    data_->start({.epoch = order, .batches_to_skip = state.progress.batch_idx});
+  if (!state.epoch_done) {
+    const auto own_end = state.own_end < 0 ? std::nullopt : std::optional(state.own_end);
+    data_->start({.epoch = order, .batches_to_skip = state.progress.batch_idx}, own_end);
+    session_.check_same_order(*data_, "the training loader");
+  }
   if (!session_.several_ranks()) session_.plan_.train_batches = data_->size();
   session_.metrics.begin_epoch();
   pinned_metrics_.reset();
@@ -290,6 +293,7 @@ void FitLoop::end_epoch() {
   if (!complete) return;
   ++state.progress.epoch;
   state.progress.batch_idx = 0;
+  state.own_end = -1;
   state.epoch_started = state.epoch_done = state.epoch_closing = false;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "fulmen/core/support/error.h"
 
@@ -54,20 +55,25 @@ std::optional<std::int64_t> LimitedSource::size() const {
   return part;
 }
 
-void LimitedSource::start(const EpochStart& start) {
+void LimitedSource::start(const EpochStart& start, std::optional<std::int64_t> own_end) {
   ahead_.reset();
   idle_ = false;
-  own_end_.reset();
+  own_end_ = own_end;
   given_ = start.batches_to_skip;
   auto own = start;
   // A rank that was idle when the checkpoint was written reads its last batch again, for hooks.
-  if (joint_size_ && size())
-    own.batches_to_skip = std::min(given_, std::max<std::int64_t>(*size() - 1, 0));
+  if (joint_size_) own.batches_to_skip = std::min(given_, last_own_batch());
   source_.start_epoch(own);
   size_ = size();
   exact_ = source_.size().has_value();
   if (own.batches_to_skip == given_) return;
   source_.next(ahead_);
+}
+
+std::int64_t LimitedSource::last_own_batch() const {
+  auto end = size().value_or(std::numeric_limits<std::int64_t>::max());
+  if (own_end_) end = std::min(end, *own_end_);
+  return std::max<std::int64_t>(end - 1, 0);
 }
 
 bool LimitedSource::next(AnyBatch& batch) {
@@ -103,6 +109,7 @@ bool LimitedSource::next(AnyBatch& batch) {
     return false;
   }
   ++given_;
+  weight_ = source_.weight();
   // Only a source of unknown size is read ahead: reading may draw random numbers, and a resumed run
   // has to draw the same.
   if (lookahead_ == Lookahead::kYes && !exact_ && !(size_ && given_ >= *size_))

@@ -21,8 +21,9 @@ class LimitedSource {
                 std::string option,
                 Lookahead lookahead);
 
-  /// Throws ConfigError if the limit is a fraction of an unknown size or of too few batches.
-  void start(const EpochStart& start);
+  /// `own_end`: where cut() was called before a checkpoint of this epoch was written. Throws
+  /// ConfigError if the limit is a fraction of an unknown size or of too few batches.
+  void start(const EpochStart& start, std::optional<std::int64_t> own_end = {});
   bool next(AnyBatch& batch);
   /// Whether the batch that next() gave is the epoch's last. Needs lookahead.
   bool at_last() const;
@@ -35,6 +36,11 @@ class LimitedSource {
     own_end_ = given_;
     idle_ = true;
   }
+  std::optional<std::int64_t> own_end() const { return own_end_; }
+  /// Of the batch that next() gave: what its rows are to those of the other ranks, 1 on average.
+  double weight() const { return weight_; }
+  /// What must be the same on all ranks that share this epoch, in words.
+  std::string order() const { return source_.order(); }
   void stop() noexcept;
   /// Throws DataError if there is nothing to read although the limit is not 0.
   void require_batches() const;
@@ -42,6 +48,8 @@ class LimitedSource {
   std::optional<std::int64_t> size() const;
 
  private:
+  std::int64_t last_own_batch() const;
+
   BatchSource& source_;
   BatchLimit limit_;
   std::string what_;
@@ -53,6 +61,7 @@ class LimitedSource {
   std::optional<std::int64_t> own_end_;  ///< Where this rank's batches end before its size says so.
   bool idle_ = false;
   std::int64_t given_ = 0;
+  double weight_ = 1;
   AnyBatch ahead_;
 };
 

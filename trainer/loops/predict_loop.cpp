@@ -31,16 +31,18 @@ void predict_loader(Session& session,
                     BatchSource& source,
                     std::int64_t loader_idx,
                     std::vector<AnyBatch>& outputs) {
+  const auto what = "the predict loader " + std::to_string(loader_idx);
   LimitedSource loader(source,
                        session.dev_run_or(session.options.limit_predict_batches),
-                       "the predict loader " + std::to_string(loader_idx),
+                       what,
                        "limit_predict_batches",
                        Lookahead::kNo);
-  session.prepare_source(source, "the predict loader " + std::to_string(loader_idx));
+  session.prepare_source(source, what);
   if (!session.several_ranks()) loader.require_batches();
   session.plan_.eval_batches.push_back(loader.size());
   const StopAtExit stop{loader};
   loader.start({.epoch = session.progress().epoch, .batches_to_skip = 0});
+  session.check_same_order(loader, what);
   AnyBatch batch;
   for (std::int64_t batch_idx = 0; loader.next(batch); ++batch_idx) {
     session.transfer(batch.view(), loader_idx);

@@ -37,6 +37,7 @@ bool TrainWindow::next() {
   if (session_.several_ranks()) {
     // Others go on: this rank takes part with weight 0 to the end of the epoch.
     data_->cut();
+    state.own_end = *data_->own_end();
     return true;
   }
   cut_epoch();

@@ -45,6 +45,8 @@ class TrainWindow final : public Window {
   void run_backward(const at::Tensor& loss, const at::Tensor& gradient, GradSync sync);
   void call_before_step(Optimizer& optimizer);
   at::Tensor seed() const;
+  /// Of a micro-batch for which training_step gives none.
+  double default_weight() const;
   void add_weight();
   at::Tensor closure(std::size_t optimizer);
   void apply();
@@ -69,10 +71,9 @@ class TrainWindow final : public Window {
   std::int64_t batch_idx_ = 0;
   bool closed_ = false;
   bool closure_called_ = false;
-  bool evaluated_ = false;         ///< The micro-batch of this step has been run.
-  bool reduced_ = false;           ///< The window's gradients are those of all ranks.
-  bool had_loss_ = false;          ///< Some rank had one in this window.
-  std::vector<bool> reduced_for_;  ///< Manual optimization: for which optimizers.
+  bool evaluated_ = false;  ///< The micro-batch of this step has been run.
+  bool reduced_ = false;    ///< The window's gradients are those of all ranks.
+  bool had_loss_ = false;   ///< Some rank had one in this window.
   bool scaler_used_ = false;
   std::vector<bool> stepped_;  ///< Which optimizers manual optimization stepped in this batch.
   bool data_left_ = true;      ///< False where the window is closed without a further micro-batch.

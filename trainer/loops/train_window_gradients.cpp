@@ -28,12 +28,17 @@ at::Tensor TrainWindow::seed() const {
       seed = output_.weight_tensor.detach().reshape(loss.sizes()).to(loss.options());
     } else if (output_.weight) {
       seed = at::full_like(loss, *output_.weight).detach();
-    } else if (session_.options.window_weighting == WindowWeighting::kRows) {
-      seed = at::full_like(loss, static_cast<double>(batch_.view().rows())).detach();
+    } else if (const auto weight = default_weight(); weight != 1) {
+      seed = at::full_like(loss, weight).detach();
     }
   }
   if (!session_.scaler) return seed;
   return session_.scaler->scale(seed.defined() ? seed : at::ones_like(loss).detach());
+}
+
+double TrainWindow::default_weight() const {
+  const bool rows = session_.options.window_weighting == WindowWeighting::kRows;
+  return rows ? static_cast<double>(batch_.view().rows()) : data_->weight();
 }
 
 void TrainWindow::add_weight() {
@@ -45,7 +50,7 @@ void TrainWindow::add_weight() {
     state.weight.tensor = state.weight.tensor.defined() ? state.weight.tensor + weight : weight;
     return;
   }
-  double weight = 1;
+  double weight = 0;
   if (output_.weight) {
     weight = *output_.weight;
     if (!(weight > 0) || !std::isfinite(weight)) {
@@ -56,8 +61,8 @@ void TrainWindow::add_weight() {
                           batch_idx_,
                           "; a weight is greater than 0 and finite.");
     }
-  } else if (session_.options.window_weighting == WindowWeighting::kRows) {
-    weight = static_cast<double>(batch_.view().rows());
+  } else {
+    weight = default_weight();
   }
   // Rounded as the seed of backward was: the sum below the fraction is of the weights above it.
   if (divides() && weight != 1)
@@ -96,7 +101,10 @@ void TrainWindow::check_scaled_gradients() {
 
 void TrainWindow::unscale_once(const Optimizer& optimizer) {
   scaler_used_ = true;
-  if (!session_.scaler->found_inf(optimizer).defined()) session_.scaler->unscale(optimizer);
+  if (session_.scaler->found_inf(optimizer).defined()) return;
+  session_.scaler->unscale(optimizer);
+  auto found = session_.scaler->found_inf(optimizer);  // The scaler's own, changed in place.
+  session_.strategy().synchronize_found_inf(found);
 }
 
 bool TrainWindow::gradients_are_finite(const Optimizer& optimizer) {

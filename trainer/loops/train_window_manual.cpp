@@ -9,7 +9,6 @@ namespace fulmen::detail {
 void TrainWindow::run_manual_batch() {
   scaler_used_ = false;
   stepped_.assign(session_.optimizers.size(), false);
-  reduced_for_.assign(session_.optimizers.size(), false);
   run_training_step();
   session_.agree_on_wishes();
   if (scaler_used_) session_.scaler->update();
@@ -18,10 +17,8 @@ void TrainWindow::run_manual_batch() {
   output_.loss = output_.loss.detach();
 }
 
-/// The gradients of an optimizer become those of all ranks, once after a backward.
+/// The gradients of an optimizer become those of all ranks.
 void TrainWindow::reduce_for(std::size_t index) {
-  if (!session_.several_ranks() || reduced_for_[index]) return;
-  reduced_for_[index] = true;
   session_.strategy().reduce_gradients(session_.optimizers[index].optimizer->all_parameters());
 }
 
@@ -29,7 +26,6 @@ void TrainWindow::manual_backward(const at::Tensor& loss) {
   const auto running = session_.metrics.hook();
   at::Tensor gradient;
   if (session_.scaler) gradient = session_.scaler->scale(at::ones_like(loss).detach());
-  reduced_for_.assign(session_.optimizers.size(), false);
   run_backward(loss, gradient, GradSync::kManual);
   session_.set_hook(running);
 }

@@ -52,6 +52,7 @@ class DdpStrategy : public Strategy {
   WindowVerdict finish_gradients(std::span<const at::Tensor> parameters,
                                  const WindowVote& vote) override;
   void reduce_gradients(std::span<const at::Tensor> parameters) override;
+  void synchronize_found_inf(at::Tensor& found) override;
   at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm) override;
   void synchronize_buffers(ModuleBase& module) override;
   StateDict state_dict() const override;

@@ -67,7 +67,8 @@ class GradientReducer {
   WindowVerdict finish(const WindowVote& vote);
   /// Sums the gradients of these parameters now and divides by the data-like ranks: for gradients
   /// of losses that were NOT multiplied by loss_scale(), after backwards of GradSync::kDefer or
-  /// kManual. Each rank counts once, also one that has no gradient. No weights, votes, plan or
+  /// kManual. Each rank counts once, also one that has no gradient; a parameter that was reduced
+  /// since the last backward is left alone. No weights, votes, plan or
   /// comm_hook: one collective for each group, dtype and device of these parameters, in the order
   /// of the module's. For manual optimization, and as the reference that tests compare with.
   void reduce_now(std::span<const at::Tensor> parameters);
@@ -78,6 +79,12 @@ class GradientReducer {
   /// Takes a plan over from the next window on, in place of learning one; the same on all ranks.
   /// Throws ConfigError if it is not a permutation of these parameters.
   void set_plan(const std::vector<std::string>& names);
+
+  /// Parameters whose open gradients are those of all ranks (reduce_now, and no backward since):
+  /// with plan(), what a checkpoint needs beside the gradients of manual optimization.
+  std::vector<std::string> reduced() const;
+  /// Throws ConfigError for a name that is none of these parameters.
+  void set_reduced(const std::vector<std::string>& names);
 
  private:
   struct Impl;

@@ -85,7 +85,11 @@ enum class Deterministic { kUnset, kNo, kWarn, kYes };
 /// update.
 enum class NonFiniteLoss { kIgnore, kRaise, kSkipStep };
 /// The weight of a micro-batch for which training_step returns none.
-enum class WindowWeighting { kMicroBatches, kRows };
+enum class WindowWeighting {
+  kMicroBatches,  ///< Each counts the same. Where a loader shares one out unevenly, ranks count by
+                  ///< their samples: as in one process that has the whole of it.
+  kRows,          ///< The rows of the batch.
+};
 /// SIGINT and SIGTERM during a run: stop at the next batch, let callbacks save, then pass the
 /// signal on.
 enum class SignalHandling { kSaveAndStop, kNone };

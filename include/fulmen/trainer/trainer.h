@@ -126,9 +126,9 @@ class Trainer {
     return typed<M>(run_prediction(module, {nullptr, {}, data}, options));
   }
 
-  /// Stops the run at the next boundary of a batch, also inside validation: callbacks save, no
-  /// epoch-end hooks run, and a run resumed from that checkpoint goes on exactly. From any thread;
-  /// does nothing if nothing runs.
+  /// Stops the run at the next boundary of a batch, also inside validation (on several ranks: after
+  /// it): callbacks save, no epoch-end hooks run, and a run resumed from that checkpoint goes on
+  /// exactly. From any thread; does nothing if nothing runs.
   void request_stop(std::string reason = "request_stop() was called");
 
   /// Writes the state of the last fit (or of the running one) as a checkpoint directory that does

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <typeinfo>
 
 #include "fulmen/core/data/batch.h"
@@ -47,6 +48,13 @@ class BatchSource {
   /// make up the whole. False: it cannot be shared out. Called before the first epoch, also with
   /// {0, 1}.
   virtual bool set_share(const DataShare& share) { return share.count == 1; }
+  /// In words, of the open epoch: what has to be the same on all ranks so that shares are disjoint
+  /// and make up the whole; ranks compare it. Empty: nothing.
+  virtual std::string order() const { return {}; }
+  /// Of the batch that next() gave last: its samples, times the shares, over the samples of the
+  /// same batch of all shares. So the mean over ranks, weighted by it, is that over all samples,
+  /// also where they do not divide evenly.
+  virtual double weight() const { return 1; }
   /// What a resumed run needs besides (epoch, batch): the seed, the size of the open epoch.
   virtual StateDict state_dict() const { return {}; }
   /// Called before the first start_epoch.

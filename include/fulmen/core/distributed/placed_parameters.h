@@ -50,6 +50,8 @@ class PlacedParameters {
   std::vector<std::string> replica_axes(const PlacedTensor& placed) const;
   /// Axes over which it is not: sharded or local ones.
   std::vector<std::string> own_axes(const PlacedTensor& placed) const;
+  /// Whether any parameter on any rank has own axes of more than one rank.
+  bool has_own_parts() const;
   /// Whether this rank is the one that writes the tensor (or its slice) into a checkpoint.
   bool is_writer(const PlacedTensor& placed) const;
 

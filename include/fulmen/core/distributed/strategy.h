@@ -12,70 +12,11 @@
 #include "fulmen/core/distributed/collectives.h"
 #include "fulmen/core/distributed/device_mesh.h"
 #include "fulmen/core/distributed/sharded_context.h"
+#include "fulmen/core/distributed/window.h"
 #include "fulmen/core/module/trainer_context.h"
 #include "fulmen/core/support/state_dict.h"
 
 namespace fulmen {
-
-enum class GradSync {
-  kNow,     ///< The last micro-batch of a window: gradients are reduced as they come.
-  kDefer,   ///< More micro-batches of the window follow: gradients stay local.
-  kManual,  ///< reduce_gradients() will be called for those that are to be reduced.
-};
-
-/// Sum of the weights of a window's micro-batches on this rank: a number, plus a tensor where
-/// weights live on a device.
-struct WindowWeight {
-  double number = 0;
-  at::Tensor tensor = {};
-};
-
-/// What one rank brings to the end of a window.
-struct WindowVote {
-  WindowWeight weight = {};
-  bool has_loss = false;  ///< False: no loss came in this window (out of data, or left out).
-  bool skip = false;      ///< Its loss was not finite: nobody updates.
-  bool stop = false;      ///< A signal or request to stop reached it.
-  bool finish = false;    ///< stop_training() was called on it.
-  bool validate = false;  ///< By its clock a validation is due.
-};
-
-/// What all ranks have decided together: each is true if it is true in any rank's vote.
-struct WindowVerdict {
-  bool has_loss = false;
-  bool skip = false;
-  bool stop = false;
-  bool finish = false;
-  bool validate = false;
-};
-/// The verdict of one rank alone.
-inline WindowVerdict verdict_of(const WindowVote& vote) {
-  return {.has_loss = vote.has_loss,
-          .skip = vote.skip,
-          .stop = vote.stop,
-          .finish = vote.finish,
-          .validate = vote.validate};
-}
-
-/// One optimizer step as the training loop offers it: a window of micro-batches.
-class Window {
- public:
-  /// Fetches the next micro-batch, moves it, calls on_train_batch_start. False if the window is
-  /// over: it was closed by step(), or the run stops, and then gradients stay open.
-  virtual bool next() = 0;
-  /// Whether the micro-batch is the window's last: call step(), which runs it too, in place of
-  /// accumulate().
-  virtual bool is_last() const = 0;
-  /// training_step and backward; gradients add up.
-  virtual void accumulate(GradSync sync) = 0;
-  /// The last micro-batch, then finish_gradients, hooks, clipping, update.
-  virtual void step() = 0;
-  /// Schedulers, on_train_batch_end, logging, and a validation that is due.
-  virtual void end_batch() = 0;
-
- protected:
-  ~Window() = default;
-};
 
 /// What a strategy needs to know to join the job.
 struct EnvironmentRequest {
@@ -126,8 +67,12 @@ class Strategy {
   virtual WindowVerdict finish_gradients(std::span<const at::Tensor> parameters,
                                          const WindowVote& vote) = 0;
   /// Manual optimization, before the gradients of one optimizer are read: the same with weight 1 on
-  /// each rank, for these parameters alone.
+  /// each rank, for these parameters alone. What has been reduced since the last backward is left
+  /// alone, and a further backward adds to reduced gradients as in one process.
   virtual void reduce_gradients(std::span<const at::Tensor> parameters) = 0;
+  /// 16-mixed: `found` (0 or 1: a gradient was not finite) becomes the maximum over ranks whose
+  /// gradients are others, so that all leave out the same updates. Base: they have the same.
+  virtual void synchronize_found_inf(at::Tensor& /*found*/) {}
   /// Global norm of the gradients of distinct parameters, clipped to max_norm; a tensor that is not
   /// read.
   virtual at::Tensor clip_grad_norm(std::span<const at::Tensor> parameters, double max_norm);
