@@ -50,7 +50,8 @@ void DdpStrategy::setup_environment(const EnvironmentRequest& request) {
     world = join_job({.devices = request.devices,
                       .num_nodes = request.num_nodes,
                       .launch = options_.launch,
-                      .timeout = options_.timeout},
+                      .timeout = options_.timeout,
+                      .debug_collectives = options_.debug_collectives},
                      request.log);
   } else if (world->size() != ranks) {
     fail<ConfigError>("DdpStrategy",
@@ -66,7 +67,8 @@ void DdpStrategy::setup_environment(const EnvironmentRequest& request) {
 
 void DdpStrategy::setup(ModuleBase& module, Stage stage) {
   reducer_.reset();
-  checked_unmarked_ = false;
+  unchecked_ = false;
+  checked_.clear();
   module.to(device_);
   module.set_device(device_);
   parameters_ = PlacedParameters(module, mesh());
@@ -106,16 +108,19 @@ void DdpStrategy::backward(ModuleBase& module,
 
 WindowVerdict DdpStrategy::finish_gradients(std::span<const at::Tensor>, const WindowVote& vote) {
   const auto verdict = reducer_->finish(vote);
-  if (!checked_unmarked_ && verdict.has_loss && !verdict.skip) {
-    checked_unmarked_ = true;
+  unchecked_ |= reducer_->has_news();
+  if (verdict.has_loss && !verdict.skip && std::exchange(unchecked_, false))
     parameters_.check_unmarked_gradients();
-  }
   return verdict;
 }
 
 void DdpStrategy::reduce_gradients(std::span<const at::Tensor> parameters) {
   reducer_->reduce_now(parameters);
-  if (!std::exchange(checked_unmarked_, true)) parameters_.check_unmarked_gradients();
+  // Once for each optimizer: their parameters get gradients at different times.
+  bool is_new = false;
+  for (const auto& parameter : parameters)
+    is_new |= checked_.insert(parameter.unsafeGetTensorImpl()).second;
+  if (is_new) parameters_.check_unmarked_gradients();
 }
 
 void DdpStrategy::synchronize_found_inf(at::Tensor& found) {

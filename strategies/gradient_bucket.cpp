@@ -66,6 +66,15 @@ WindowVerdict WindowSlot::verdict() const {
           .validate = value[kValidate] > 0};
 }
 
+void divide(at::Tensor& values, double divisor) {
+  const auto dtype = values.scalar_type();
+  if (dtype == at::kBFloat16 || dtype == at::kHalf) {
+    values.copy_(values.to(at::kFloat).div_(divisor));
+  } else {
+    values.div_(divisor);
+  }
+}
+
 GradientBucket::GradientBucket(const std::vector<at::Tensor>& parameters, Options options)
     : options_(std::move(options)) {
   const auto memory = parameters.front().options().requires_grad(false);
@@ -97,11 +106,11 @@ void GradientBucket::start() {
     auto bucket = sums_;
     options_.comm_hook->start(bucket, options_.index, group());
   } else {
-    work_ = all_reduce_async(flat_, ReduceOp::kSum, group());
+    work_ = all_reduce_async(flat_, ReduceOp::kSum, group(), options_.label);
   }
   if (!carries_slot() || slot_rides_along_) return;
   auto numbers = slot_.memory();
-  slot_work_ = all_reduce_async(numbers, ReduceOp::kSum, group());
+  slot_work_ = all_reduce_async(numbers, ReduceOp::kSum, group(), "votes of the window");
 }
 
 void GradientBucket::wait() {
@@ -121,7 +130,7 @@ void GradientBucket::add(const std::vector<at::Tensor>& gradients) {
     if (gradients[i].defined()) place_in(more, views_[i], begin).copy_(gradients[i]);
     begin += views_[i].numel();
   }
-  all_reduce(more, ReduceOp::kSum, group());
+  all_reduce(more, ReduceOp::kSum, group(), options_.label);
   sums_.add_(more);
 }
 

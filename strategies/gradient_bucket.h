@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "fulmen/core/distributed/collectives.h"
@@ -29,6 +30,7 @@ class WindowSlot {
   /// share samples.
   void begin(const WindowVote& vote, int model_rank);
   void set_late() { values()[kLate] = 1; }
+  void set_news() { values()[kNews] = 1; }
   void set_used(std::size_t parameter) { values()[kVotes + parameter] = 1; }
   /// Writes what was filled in to the memory.
   void write();
@@ -42,6 +44,7 @@ class WindowSlot {
   bool are_equal(double a, double b) const;
   WindowVerdict verdict() const;
   bool late() const { return values()[kLate] > 0; }
+  bool news() const { return values()[kNews] > 0; }
   bool used(std::size_t parameter) const { return values()[kVotes + parameter] > 0; }
 
  private:
@@ -54,6 +57,7 @@ class WindowSlot {
     kFinish,
     kValidate,
     kLate,
+    kNews,
     kVotes
   };
   double* values() const { return host_.data_ptr<double>(); }
@@ -64,6 +68,10 @@ class WindowSlot {
   at::Tensor device_weight_;  ///< The part of the weight that is not read by the host.
 };
 
+/// In place, rounded once: a scalar would be rounded to 16 bits too, and its reciprocal in any
+/// dtype.
+void divide(at::Tensor& values, double divisor);
+
 /// Flat memory for gradients that are summed together; their .grad are views of it.
 class GradientBucket {
  public:
@@ -73,6 +81,7 @@ class GradientBucket {
     std::optional<at::ScalarType> reduce_dtype = {};
     std::shared_ptr<CommHook> comm_hook = {};
     std::int64_t slot_size = 0;  ///< 0: it carries none.
+    std::string label = {};      ///< Of its collectives, for messages.
   };
   /// Views come in the order of the parameters, with their strides.
   GradientBucket(const std::vector<at::Tensor>& parameters, Options options);
@@ -89,7 +98,7 @@ class GradientBucket {
   /// Sums once more over the group, for gradients that came after start(): one for each view,
   /// undefined where there is none. After wait().
   void add(const std::vector<at::Tensor>& gradients);
-  void multiply(double factor) { sums_.mul_(factor); }
+  void divide(double divisor) { detail::divide(sums_, divisor); }
   /// The views show the sums.
   void deliver();
 

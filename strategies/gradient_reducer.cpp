@@ -32,6 +32,10 @@ WindowVerdict GradientReducer::finish(const WindowVote& vote) {
   return impl_->finish(vote);
 }
 
+bool GradientReducer::has_news() const {
+  return impl_->has_news;
+}
+
 void GradientReducer::Impl::open_window() {
   if (window_open) return;
   adopt_plan();
@@ -174,9 +178,17 @@ void GradientReducer::Impl::end_backward() {
     parameter.expected = std::max({parameter.expected, parameter.arrivals, 1});
 }
 
+/// Whether this window has a gradient of a parameter that had none before.
+bool GradientReducer::Impl::uses_new_parameters() const {
+  return std::ranges::any_of(parameters, [&](const auto& parameter) {
+    return !parameter.known && (parameter.used || parameter.tensor.grad().defined());
+  });
+}
+
 void GradientReducer::Impl::write_slot(Bucket& bucket, const WindowVote& vote) {
   auto& slot = bucket.memory.slot();
   slot.begin(vote, model_rank);
+  if (uses_new_parameters()) slot.set_news();
   for (const auto& parameter : parameters) {
     if (parameter.bucket == kNone || parameter.group_index != bucket.group_index) continue;
     if (parameter.used || parameter.late.defined()) slot.set_used(parameter.slot_index);
@@ -198,6 +210,7 @@ WindowVerdict GradientReducer::Impl::finish(const WindowVote& vote) {
   Work extra_work;
   if (world_carrier == kNone) {  // No group has all ranks that must agree.
     extra_slot.begin(vote, model_rank);
+    if (uses_new_parameters()) extra_slot.set_news();
     extra_slot.write();
     auto numbers = extra_slot.memory();
     extra_work = all_reduce_async(numbers, ReduceOp::kSum, everyone);
@@ -211,6 +224,7 @@ WindowVerdict GradientReducer::Impl::finish(const WindowVote& vote) {
   show_results();
   next_bucket = 0;
   window_open = false;
+  has_news = votes.news();
   const auto verdict = votes.verdict();
   if (verdict.has_loss && !verdict.skip) check_weights(votes);
   if (!learnt && verdict.has_loss) learn();
@@ -250,11 +264,11 @@ void GradientReducer::Impl::add_late_gradients() {
 void GradientReducer::Impl::scale(double weight) {
   const auto total = weight / model_size;
   if (total == scale_size || total == 0) return;
-  const auto factor = scale_size / total;
-  for (auto& bucket : buckets) bucket.memory.multiply(factor);
+  const auto divisor = total / scale_size;
+  for (auto& bucket : buckets) bucket.memory.divide(divisor);
   for (auto& parameter : parameters) {
     auto& gradient = parameter.tensor.mutable_grad();
-    if (parameter.bucket == kNone && gradient.defined()) gradient.mul_(factor);
+    if (parameter.bucket == kNone && gradient.defined()) detail::divide(gradient, divisor);
   }
 }
 
@@ -262,6 +276,7 @@ void GradientReducer::Impl::show_results() {
   for (auto& bucket : buckets) bucket.memory.deliver();
   for (auto& parameter : parameters) {
     mark_reduced(parameter);
+    parameter.known |= parameter.used || parameter.tensor.grad().defined();
     if (parameter.bucket == kNone) continue;
     auto& gradient = parameter.tensor.mutable_grad();
     if (carrier(parameter).slot().used(parameter.slot_index)) {

@@ -147,7 +147,8 @@ void GradientReducer::Impl::make_buckets(std::vector<std::size_t> new_order) {
                                    .index = static_cast<int>(buckets.size()),
                                    .reduce_dtype = options.reduce_dtype,
                                    .comm_hook = options.comm_hook,
-                                   .slot_size = plan.last_of_group ? slot_size : 0}},
+                                   .slot_size = plan.last_of_group ? slot_size : 0,
+                                   .label = parameters[plan.items.front()].name}},
                        .parameters = plan.items,
                        .group_index = plan.group});
   }

@@ -33,6 +33,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<GradientReducer::Imp
     bool awaited = false;         ///< Its bucket does not start before it has come.
     bool used = false;            ///< Has a gradient in this window; known when its bucket is full.
     at::Tensor late = {};         ///< What came after its bucket was started.
+    bool known = false;           ///< This rank has had a gradient of it.
     bool reduced = false;         ///< Its gradient is that of all ranks: no backward since.
     Accumulator accumulator = {};
     std::uintptr_t hook = 0;
@@ -73,6 +74,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<GradientReducer::Imp
   void write_slot(Bucket& bucket, const WindowVote& vote);
   void add_late_gradients();
   void scale(double weight);
+  bool uses_new_parameters() const;
   void check_weights(const detail::WindowSlot& votes) const;
   void show_results();
   detail::GradientBucket& carrier(const Parameter& parameter) {
@@ -107,6 +109,7 @@ struct GradientReducer::Impl : std::enable_shared_from_this<GradientReducer::Imp
   bool syncing = false;       ///< This backward is the window's last.
   bool any_reduced = false;   ///< Some parameter is `reduced`.
   bool counts_known = false;  ///< How often each gradient comes in a backward.
+  bool has_news = false;      ///< The last window had a gradient that is new on some rank.
   bool learnt = false;        ///< There is a plan that is not the first guess.
   std::vector<std::size_t> order;       ///< Of which the buckets were made.
   std::vector<std::size_t> seen_order;  ///< In which gradients came in the last micro-batch.

@@ -10,6 +10,7 @@
 #include "run_state.h"
 #include "session.h"
 #include "signals.h"
+#include "slurm_requeue.h"
 
 namespace fulmen::detail {
 namespace {
@@ -79,8 +80,7 @@ template <class Body>
 void Session::run(Stage stage,
                   std::shared_ptr<ModuleBase> given,
                   RunSources given_sources,
-                  const std::string& checkpoint,
-                  Restore what,
+                  const FitOptions& from,
                   const Body& body) {
   if (running_)
     fail<ConfigError>("Trainer", "a run is going on already; a trainer runs one at a time.");
@@ -99,24 +99,31 @@ void Session::run(Stage stage,
   wanted_stop_.clear();
   failed_ = false;
   std::unique_ptr<SignalGuard> signals;
-  if (options.signals == SignalHandling::kSaveAndStop) signals = std::make_unique<SignalGuard>();
+  const auto slurm_job = slurm_batch_job(process_environment());
+  if (options.signals == SignalHandling::kSaveAndStop) {
+    std::vector<int> numbers{SIGINT, SIGTERM};
+    if (!slurm_job.empty()) numbers.push_back(SIGUSR1);
+    signals = std::make_unique<SignalGuard>(std::move(numbers));
+  }
   GlobalSwitches switches(options);
   // For the whole run: the default dtype is one for all threads, those that read data among them.
   std::optional<DefaultDtypeGuard> dtype;
   if (parameter_dtype(options.precision) != at::kFloat) dtype.emplace(options.precision);
   bool interrupted = false;
+  bool requeues = false;
   try {
     connect(stage);
     prepare(stage);
-    if (!checkpoint.empty()) {
-      restored_from_ = find_checkpoint(checkpoint);
-      restore(*this, restored_from_, what);
-    }
+    if (!from.checkpoint.empty()) restored_from_ = find_checkpoint(from.checkpoint, from.missing);
+    if (!restored_from_.empty()) restore(*this, restored_from_, from.restore);
     body();
     agree_on_wishes();
     const char* reason = interruption();
     interrupted = reason != nullptr;
-    if (interrupted) interrupt(reason);
+    if (interrupted) {
+      interrupt(reason);
+      requeues = any_rank(SignalGuard::received() == SIGUSR1 ? Answer::kYes : Answer::kNo);
+    }
     end(reason != nullptr ? RunStatus::kInterrupted : RunStatus::kFinished);
   } catch (const std::exception& error) {
     abandon(error);
@@ -124,6 +131,10 @@ void Session::run(Stage stage,
   } catch (...) {
     abandon(Error("an exception that is not a std::exception"));
     throw;
+  }
+  if (requeues && topology_.rank == 0) {
+    requeue_slurm_job(slurm_job);
+    log_.info("Trainer: SLURM has put job ", slurm_job, " back into its queue.");
   }
   if (signals) signals->deliver();
   if (interrupted && stage != Stage::kFit) {
@@ -139,26 +150,21 @@ FitResult Session::fit(std::shared_ptr<ModuleBase> given,
                        RunSources given_sources,
                        const FitOptions& fit_options) {
   FitResult result;
-  run(Stage::kFit,
-      std::move(given),
-      std::move(given_sources),
-      fit_options.checkpoint,
-      fit_options.restore,
-      [&] {
-        fit_loop = std::make_unique<FitLoop>(*this);
-        call(HookPoint::kOnFitStart, &Callback::on_fit_start, &ModuleBase::on_fit_start);
-        for (const auto& logger : loggers_) logger->log_hyperparameters(module->hyperparameters);
-        if (const char* reason = fit_loop->run()) {
-          result = {.status = RunStatus::kInterrupted, .stop_reason = reason};
-          return;
-        }
-        result.stop_reason = state.stop_reason;
-        finished_position = capture_position(*this);
-        finished_module = module;
-        fit_loop.reset();
-        strategy_->teardown();
-        call(HookPoint::kOnFitEnd, &Callback::on_fit_end, &ModuleBase::on_fit_end);
-      });
+  run(Stage::kFit, std::move(given), std::move(given_sources), fit_options, [&] {
+    fit_loop = std::make_unique<FitLoop>(*this);
+    call(HookPoint::kOnFitStart, &Callback::on_fit_start, &ModuleBase::on_fit_start);
+    for (const auto& logger : loggers_) logger->log_hyperparameters(module->hyperparameters);
+    if (const char* reason = fit_loop->run()) {
+      result = {.status = RunStatus::kInterrupted, .stop_reason = reason};
+      return;
+    }
+    result.stop_reason = state.stop_reason;
+    finished_position = capture_position(*this);
+    finished_module = module;
+    fit_loop.reset();
+    strategy_->teardown();
+    call(HookPoint::kOnFitEnd, &Callback::on_fit_end, &ModuleBase::on_fit_end);
+  });
   return result;
 }
 
@@ -170,8 +176,7 @@ EvalResults Session::evaluate(Stage stage,
   run(stage,
       std::move(given),
       std::move(given_sources),
-      eval_options.checkpoint,
-      Restore::kWeights,
+      {.checkpoint = eval_options.checkpoint, .restore = Restore::kWeights},
       [&] {
         EvaluationLoop(*this, eval_sources(stage), stage).run();
         results = metrics.dataloader_results(stage == Stage::kTest ? MetricPhase::kTest
@@ -189,8 +194,7 @@ std::vector<AnyBatch> Session::predict(std::shared_ptr<ModuleBase> given,
   run(Stage::kPredict,
       std::move(given),
       std::move(given_sources),
-      eval_options.checkpoint,
-      Restore::kWeights,
+      {.checkpoint = eval_options.checkpoint, .restore = Restore::kWeights},
       [&] {
         outputs = run_predict_loop(*this);
         strategy_->teardown();

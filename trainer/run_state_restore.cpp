@@ -7,6 +7,7 @@
 #include "fulmen/core/optim/optimizer_state.h"
 #include "fulmen/core/support/error.h"
 #include "run_state.h"
+#include "run_state_elastic.h"
 #include "session.h"
 
 namespace fulmen::detail {
@@ -177,23 +178,8 @@ struct Found {
   CheckpointContents contents = {};
   LoopState loop = {};
   bool everything = false;  ///< Not weights alone.
+  bool elastic = false;     ///< Of another number of data ranks.
 };
-
-void refuse_other_mesh(Session& session,
-                       const CheckpointContents& contents,
-                       const std::string& from) {
-  const auto* saved = contents.trainer.if_contains("mesh");
-  const auto mesh = session.strategy().mesh().describe();
-  const std::string before = saved != nullptr ? std::string(saved->as_string()) : "data=1";
-  if (before == mesh) return;
-  fail<CheckpointError>("Trainer",
-                        from,
-                        " was written on the mesh ",
-                        before,
-                        ", and this run has ",
-                        mesh,
-                        ". Use as many ranks, or .restore = Restore::kWeights.");
-}
 
 /// Reads and checks all, and changes nothing. Throws CheckpointError.
 Found read_and_check(Session& session, const std::string& from, Restore what) {
@@ -201,8 +187,12 @@ Found read_and_check(Session& session, const std::string& from, Restore what) {
   Found found{.everything = fits && what == Restore::kEverything};
   const bool whole = found.everything || !from.ends_with(".safetensors");
   auto& contents = found.contents;
+  if (found.everything) {
+    found.elastic =
+        has_other_data_ranks(session, read_checkpoint(from, CheckpointParts::kRankOnly), from);
+  }
   // For weights alone any rank's part will do.
-  const int rank = found.everything ? session.topology().rank : 0;
+  const int rank = found.everything && !found.elastic ? session.topology().rank : 0;
   contents = read_checkpoint(
       from, whole ? CheckpointParts::kEverything : CheckpointParts::kModelOnly, rank);
   if (found.everything && require_bool(contents.trainer, "weights_only", kWhere)) {
@@ -212,7 +202,6 @@ Found read_and_check(Session& session, const std::string& from, Restore what) {
                           ".restore = Restore::kWeights to start a new run from its weights.");
   }
   if (found.everything) {
-    refuse_other_mesh(session, contents, from);
     for (const auto* part : kRankParts) {
       if (const auto* own = contents.rank_values.if_contains(part)) contents.trainer[part] = *own;
     }
@@ -223,6 +212,7 @@ Found read_and_check(Session& session, const std::string& from, Restore what) {
     fail<CheckpointError>("Trainer", from, " does not fit this run, and nothing was loaded:", list);
   }
   if (!found.everything) return found;
+  if (found.elastic) refuse_open_gradients(session, contents, from);
   found.loop = read_loop(require_object(contents.trainer, "loop", kWhere));
   for (const auto* part : {"metrics", "train_data", "callbacks", "callback_extras"}) {
     require_object(contents.trainer, part, kWhere);
@@ -251,6 +241,10 @@ void restore(Session& session, const std::filesystem::path& path, Restore what) 
   }
   auto& contents = found.contents;
   auto& loop = found.loop;
+  if (found.elastic) {
+    session.jointly("Trainer", [&] { take_over(session, contents, path.string()); });
+    loop.own_end = -1;
+  }
   const bool everything = found.everything;
   const auto* module_values = contents.trainer.if_contains("module_extra");
   const auto extra = module_values != nullptr

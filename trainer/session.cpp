@@ -294,18 +294,20 @@ void Session::prepare_source(BatchSource& source, std::string_view what) const {
                   ".use_distributed_sampler = false.");
 }
 
-std::filesystem::path Session::find_checkpoint(const std::string& text) const {
-  if (!several_ranks()) return look_for_checkpoint(text);
+std::filesystem::path Session::find_checkpoint(const std::string& text,
+                                               MissingCheckpoint missing) const {
+  if (!several_ranks()) return look_for_checkpoint(text, missing);
   // Rank 0 looks; the others would race with what it writes, or have other folders.
   boost::json::value found;
   const auto all = strategy_->mesh().world()->all();
   jointly("Trainer", [&] {
-    if (all.rank() == 0) found = look_for_checkpoint(text).string();
+    if (all.rank() == 0) found = look_for_checkpoint(text, missing).string();
   });
   return std::string(broadcast_object(found, 0, all).as_string());
 }
 
-std::filesystem::path Session::look_for_checkpoint(const std::string& text) const {
+std::filesystem::path Session::look_for_checkpoint(const std::string& text,
+                                                   MissingCheckpoint missing) const {
   if (text != "last" && text != "best") {
     const std::filesystem::path path = text;
     if (!std::filesystem::is_regular_file(path) || path.extension() == ".safetensors") return path;
@@ -325,6 +327,7 @@ std::filesystem::path Session::look_for_checkpoint(const std::string& text) cons
     if (found) return *found;
     looked += (looked.empty() ? "" : ", ") + directory.string();
   }
+  if (missing == MissingCheckpoint::kStartAnew) return {};
   fail<CheckpointError>("Trainer",
                         "there is no \"",
                         text,

@@ -19,6 +19,8 @@
 
 namespace fulmen::detail {
 
+enum class Answer { kNo, kYes };
+
 class FitLoop;
 class LimitedSource;
 
@@ -52,6 +54,8 @@ class Session final : public TrainerContext, public ManualOptimization {
   void obey(const WindowVerdict& verdict);
   /// Collective: the same between windows, without one.
   void agree_on_wishes();
+  /// Collective: whether it is kYes on any rank.
+  bool any_rank(Answer mine) const;
   /// Of the run; of one process before the first has begun.
   const Topology& topology() const { return topology_; }
   bool several_ranks() const { return topology_.world_size > 1; }
@@ -183,13 +187,16 @@ class Session final : public TrainerContext, public ManualOptimization {
   std::optional<double> metric_of_rank_zero(const std::string& name) const;
   /// After the *_epoch_end hooks: what they logged counts, over all ranks.
   void commit_epoch_hooks();
+  /// Of loaders, and what random streams of ranks are made from: the same on all.
+  std::uint64_t loader_seed() const { return loader_seed_; }
   bool evaluates_in_inference_mode() const {
     return options.inference_mode && stage_ != Stage::kFit;
   }
 
   /// Names the checkpoint that "last", "best" or a path means. Throws CheckpointError if there is
   /// none.
-  std::filesystem::path find_checkpoint(const std::string& text) const;
+  /// Empty with MissingCheckpoint::kStartAnew.
+  std::filesystem::path find_checkpoint(const std::string& text, MissingCheckpoint missing) const;
 
   // The loops' working set. Public within the trainer only: this header is private to its folder.
   TrainerOptions options;
@@ -215,8 +222,7 @@ class Session final : public TrainerContext, public ManualOptimization {
   void run(Stage stage,
            std::shared_ptr<ModuleBase> module,
            RunSources sources,
-           const std::string& checkpoint,
-           Restore restore,
+           const FitOptions& from,
            const Body& body);
   void connect(Stage stage);
   void connect_callbacks();
@@ -231,7 +237,8 @@ class Session final : public TrainerContext, public ManualOptimization {
   void connect_optimizers();
   void check_optimizers() const;
   void interrupt(const char* reason);
-  std::filesystem::path look_for_checkpoint(const std::string& text) const;
+  std::filesystem::path look_for_checkpoint(const std::string& text,
+                                            MissingCheckpoint missing) const;
   void end(RunStatus status);
   void abandon(const std::exception& error) noexcept;
   void log_failure(const char* what, const char* text) noexcept;

@@ -3,6 +3,7 @@
 
 #include <boost/json/array.hpp>
 #include <csignal>
+#include <cstring>
 
 #include "core/distributed/same_everywhere.h"
 #include "fulmen/core/distributed/collectives.h"
@@ -52,7 +53,7 @@ MetricStore::Exchange exchange_of_metrics(const DeviceMesh& mesh) {
 bool Session::stop_wanted() {
   if (!wanted_stop_.empty()) return true;
   if (options.signals == SignalHandling::kSaveAndStop && SignalGuard::received() != 0) {
-    wanted_stop_ = SignalGuard::received() == SIGINT ? "SIGINT" : "SIGTERM";
+    wanted_stop_ = std::string("SIG") + ::sigabbrev_np(SignalGuard::received());
   } else if (stop_requested_.load(std::memory_order_acquire)) {
     std::lock_guard<std::mutex> lock(stop_mutex_);
     wanted_stop_ = stop_text_.empty() ? "stop requested" : stop_text_;
@@ -102,6 +103,13 @@ void Session::agree_on_wishes() {
   verdict.finish = any[1].item<std::int64_t>() != 0;
   verdict.validate = any[2].item<std::int64_t>() != 0;
   obey(verdict);
+}
+
+bool Session::any_rank(Answer mine) const {
+  if (!several_ranks()) return mine == Answer::kYes;
+  const auto any =
+      strategy_->reduce(at::tensor({mine == Answer::kYes ? 1 : 0}, at::kLong), ReduceOp::kMax);
+  return any.item<std::int64_t>() != 0;
 }
 
 const char* Session::interruption() {

@@ -1,12 +1,17 @@
 #pragma once
 
+#include <cstddef>
+#include <vector>
+
 namespace fulmen::detail {
 
-/// Catches SIGINT and SIGTERM for its lifetime: the first one is remembered, the second acts as if
-/// none were caught.
+/// Catches signals for its lifetime: the first one is remembered, the second acts as if none were
+/// caught.
 class SignalGuard {
  public:
-  SignalGuard();
+  static constexpr std::size_t kMost = 4;
+  /// At most kMost signals. Throws ConfigError if handlers cannot be installed.
+  explicit SignalGuard(std::vector<int> signals);
   ~SignalGuard();
   SignalGuard(const SignalGuard&) = delete;
   SignalGuard& operator=(const SignalGuard&) = delete;

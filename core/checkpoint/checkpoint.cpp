@@ -238,7 +238,7 @@ class DirectoryReader {
 };
 
 CheckpointContents read_weights_file(const path& file, CheckpointParts parts) {
-  if (parts == CheckpointParts::kEverything) {
+  if (parts != CheckpointParts::kModelOnly) {
     fail<CheckpointError>(file.string(),
                           "holds weights alone, so a run cannot go on from it. Give "
                           "a checkpoint directory, or restore the weights alone.");
@@ -301,10 +301,12 @@ CheckpointContents read_checkpoint(const path& given, CheckpointParts parts, int
   if (std::filesystem::is_regular_file(source, error)) return read_weights_file(source, parts);
   const DirectoryReader reader(detail::with_plain_name(source));
   CheckpointContents contents;
-  contents.model = reader.tensors(kModelFile);
-  contents.aliases = reader.aliases();
+  if (parts != CheckpointParts::kRankOnly) {
+    contents.model = reader.tensors(kModelFile);
+    contents.aliases = reader.aliases();
+  }
   if (parts == CheckpointParts::kModelOnly) return contents;
-  contents.optimizer = reader.tensors(kOptimizerFile);
+  if (parts == CheckpointParts::kEverything) contents.optimizer = reader.tensors(kOptimizerFile);
   contents.trainer = reader.values(kTrainerFile);
   const auto own = static_cast<std::size_t>(rank);
   contents.rank_state = reader.tensors(rank_tensors_file(own));

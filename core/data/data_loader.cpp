@@ -30,8 +30,16 @@ struct SavedEpoch {
   std::int64_t seed = 0;
   std::int64_t order = 0;
   std::int64_t ranks = 1;
+  std::int64_t position = 0;  // Batches that were given.
+  EpochOrigin origin = {};
   bool shuffle = false;
   bool drop_last = false;
+
+  // Where a loader goes on that divides the rest otherwise.
+  EpochOrigin origin_after(std::int64_t batches) const {
+    return {.batches = batches,
+            .samples = origin.samples + (batches - origin.batches) * batch_size * ranks};
+  }
 };
 
 class LoaderSource final : public BatchSource {
@@ -60,12 +68,17 @@ class LoaderSource final : public BatchSource {
 
  private:
   struct OpenEpoch {
-    OpenEpoch(const DataLoaderOptions& options, const SampleOrder& asked, const DataShare& share)
-        : order(options, asked, share),
+    OpenEpoch(const DataLoaderOptions& options,
+              const SampleOrder& asked,
+              const DataShare& share,
+              const EpochOrigin& begins_at)
+        : order(options, asked, share, begins_at),
+          origin(begins_at),
           sample_order(asked),
           request(asked.seed, asked.epoch, cancelled) {}
 
     EpochOrder order;
+    EpochOrigin origin;
     SampleOrder sample_order;
     std::int64_t position = 0;
     std::atomic<bool> cancelled{false};
@@ -77,6 +90,13 @@ class LoaderSource final : public BatchSource {
   AnyBatch make(const EpochOrder& order, std::int64_t batch_idx, BatchRequest& request) const;
   std::unique_ptr<OrderedWorkers> start_workers(const OpenEpoch& epoch) const;
   void check_resume(const EpochStart& start, std::int64_t dataset_size) const;
+  bool is_divided_as_saved() const {
+    return saved_epoch_->ranks == share_.count && saved_epoch_->batch_size == options_.batch_size;
+  }
+  // Of the epoch that was open, resumed after so many batches.
+  EpochOrigin resumed_origin(std::int64_t batches) const {
+    return is_divided_as_saved() ? saved_epoch_->origin : saved_epoch_->origin_after(batches);
+  }
   SavedEpoch describe(const OpenEpoch& epoch) const;
 
   std::shared_ptr<const BatchMaker> maker_;
@@ -93,7 +113,13 @@ std::optional<std::int64_t> LoaderSource::size() const {
   auto samples = std::optional(maker_->size());
   if (options_.sampler != nullptr) samples = options_.sampler->size(*samples);
   if (!samples) return {};
-  return EpochOrder::count_batches(options_, *samples, share_);
+  // If anything is left of the epoch that was open, that one is next.
+  EpochOrigin origin;
+  if (saved_epoch_) {
+    const auto position = saved_epoch_->position;
+    if (saved_epoch_->origin_after(position).samples < *samples) origin = resumed_origin(position);
+  }
+  return EpochOrder::count_batches(options_, *samples, share_, origin);
 }
 
 void LoaderSource::start_epoch(const EpochStart& start) {
@@ -102,12 +128,17 @@ void LoaderSource::start_epoch(const EpochStart& start) {
   stop_epoch();
   auto size = maker_->size();
   const bool resumes = start.batches_to_skip > 0 && saved_epoch_;
+  EpochOrigin origin;
   if (resumes) {
     check_resume(start, size);
     size = saved_epoch_->dataset_size;
+    origin = resumed_origin(start.batches_to_skip);
   }
   auto epoch = std::make_unique<OpenEpoch>(
-      options_, SampleOrder{.seed = seed(), .epoch = start.epoch, .dataset_size = size}, share_);
+      options_,
+      SampleOrder{.seed = seed(), .epoch = start.epoch, .dataset_size = size},
+      share_,
+      origin);
   if (start.batches_to_skip < 0 || start.batches_to_skip > epoch->order.batches()) {
     fail<DataError>(kName,
                     "cannot skip ",
@@ -185,6 +216,8 @@ SavedEpoch LoaderSource::describe(const OpenEpoch& epoch) const {
           .seed = static_cast<std::int64_t>(epoch.sample_order.seed),
           .order = epoch.order.fingerprint(),
           .ranks = share_.count,
+          .position = epoch.position,
+          .origin = epoch.origin,
           .shuffle = options_.shuffle,
           .drop_last = options_.drop_last};
 }
@@ -215,6 +248,9 @@ StateDict LoaderSource::state_dict() const {
                                                      {"seed", open->seed},
                                                      {"order", open->order},
                                                      {"ranks", open->ranks},
+                                                     {"position", open->position},
+                                                     {"origin_batches", open->origin.batches},
+                                                     {"origin_samples", open->origin.samples},
                                                      {"shuffle", open->shuffle},
                                                      {"drop_last", open->drop_last}};
   }
@@ -226,14 +262,20 @@ void LoaderSource::load_state_dict(const StateDict& state) {
   std::optional<SavedEpoch> saved;
   if (state.values.contains("open_epoch")) {
     const auto& open = require_object(state.values, "open_epoch", kName);
-    saved = SavedEpoch{.epoch = require_int(open, "epoch", kName),
-                       .dataset_size = require_int(open, "dataset_size", kName),
-                       .batch_size = require_int(open, "batch_size", kName),
-                       .seed = require_int(open, "seed", kName),
-                       .order = require_int(open, "order", kName),
-                       .ranks = open.contains("ranks") ? require_int(open, "ranks", kName) : 1,
-                       .shuffle = require_bool(open, "shuffle", kName),
-                       .drop_last = require_bool(open, "drop_last", kName)};
+    const auto number = [&](std::string_view key, std::int64_t before_it_was_there) {
+      return open.contains(key) ? require_int(open, key, kName) : before_it_was_there;
+    };
+    saved = SavedEpoch{
+        .epoch = require_int(open, "epoch", kName),
+        .dataset_size = require_int(open, "dataset_size", kName),
+        .batch_size = require_int(open, "batch_size", kName),
+        .seed = require_int(open, "seed", kName),
+        .order = require_int(open, "order", kName),
+        .ranks = number("ranks", 1),
+        .position = number("position", 0),
+        .origin = {.batches = number("origin_batches", 0), .samples = number("origin_samples", 0)},
+        .shuffle = require_bool(open, "shuffle", kName),
+        .drop_last = require_bool(open, "drop_last", kName)};
   }
   saved_seed_ = saved_seed;
   saved_epoch_ = saved;
@@ -258,8 +300,8 @@ void LoaderSource::check_resume(const EpochStart& start, std::int64_t dataset_si
                     "Use the same value, or resume from a checkpoint at the end of an epoch.");
   };
   check("the epoch", start.epoch, saved.epoch);
-  check("batch_size", options_.batch_size, saved.batch_size);
-  check("the number of data ranks", std::int64_t{share_.count}, saved.ranks);
+  // With other ranks the batch of a rank may have to change, so that the joint one does not.
+  if (share_.count == saved.ranks) check("batch_size", options_.batch_size, saved.batch_size);
   check("shuffle", word(options_.shuffle), word(saved.shuffle));
   check("drop_last", word(options_.drop_last), word(saved.drop_last));
   check("seed", seed(), static_cast<std::uint64_t>(saved.seed));

@@ -34,17 +34,22 @@ std::vector<std::int64_t> ask_sampler(Sampler& sampler, const SampleOrder& order
 
 std::int64_t EpochOrder::count_batches(const DataLoaderOptions& options,
                                        std::int64_t samples,
-                                       const DataShare& share) {
+                                       const DataShare& share,
+                                       const EpochOrigin& origin) {
   const auto joint = options.batch_size * share.count;
-  const auto whole = samples / joint;
-  const auto tail = options.drop_last ? 0 : share_of_tail(0, samples % joint, share).size;
-  return whole + (tail > 0 ? 1 : 0);
+  const auto left = std::max<std::int64_t>(samples - origin.samples, 0);
+  const auto tail = options.drop_last ? 0 : share_of_tail(0, left % joint, share).size;
+  return origin.batches + left / joint + (tail > 0 ? 1 : 0);
 }
 
 EpochOrder::EpochOrder(const DataLoaderOptions& options,
                        const SampleOrder& order,
-                       const DataShare& share)
-    : share_(share), batch_size_(options.batch_size), samples_(order.dataset_size) {
+                       const DataShare& share,
+                       const EpochOrigin& origin)
+    : share_(share),
+      origin_(origin),
+      batch_size_(options.batch_size),
+      samples_(order.dataset_size) {
   if (order.dataset_size <= 0) {
     fail<DataError>("DataLoader",
                     "the dataset is empty: its size() is ",
@@ -61,7 +66,8 @@ EpochOrder::EpochOrder(const DataLoaderOptions& options,
     indices_ =
         random_permutation(samples_, random_key(RandomPurpose::kShuffle, order.seed, order.epoch));
   }
-  batches_ = count_batches(options, samples_, share_);
+  origin_.samples = std::min(origin_.samples, samples_);
+  batches_ = count_batches(options, samples_, share_, origin_);
   if (batches_ == 0 && share_.count == 1) {
     fail<DataError>("DataLoader",
                     "no batch is left: an epoch has ",
@@ -82,18 +88,22 @@ EpochOrder::Range EpochOrder::share_of_tail(std::int64_t begin,
           .size = each + (share.index < more ? 1 : 0)};
 }
 
-EpochOrder::Range EpochOrder::range_of(std::int64_t batch_idx) const {
+EpochOrder::Range EpochOrder::joint_range_of(std::int64_t batch_idx) const {
   const auto joint = batch_size_ * share_.count;
-  const auto left = samples_ - batch_idx * joint;
-  if (left < joint) return share_of_tail(batch_idx * joint, left, share_);
-  return {.begin = batch_idx * joint + share_.index * batch_size_, .size = batch_size_};
+  const auto begin = origin_.samples + (batch_idx - origin_.batches) * joint;
+  return {.begin = begin, .size = std::min(joint, samples_ - begin)};
+}
+
+EpochOrder::Range EpochOrder::range_of(std::int64_t batch_idx) const {
+  const auto joint = joint_range_of(batch_idx);
+  if (joint.size < batch_size_ * share_.count)
+    return share_of_tail(joint.begin, joint.size, share_);
+  return {.begin = joint.begin + share_.index * batch_size_, .size = batch_size_};
 }
 
 double EpochOrder::weight_of(std::int64_t batch_idx) const {
-  const auto joint = batch_size_ * share_.count;
-  const auto samples = std::min(joint, samples_ - batch_idx * joint);
   return static_cast<double>(range_of(batch_idx).size * share_.count) /
-         static_cast<double>(samples);
+         static_cast<double>(joint_range_of(batch_idx).size);
 }
 
 void EpochOrder::indices_of(std::int64_t batch_idx, std::vector<std::int64_t>& indices) const {

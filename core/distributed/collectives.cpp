@@ -19,8 +19,8 @@ std::int64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(tensor.nbytes());
 }
 
-std::string world_rank(int rank, const ProcessGroup& group) {
-  return std::to_string(group.ranks()[static_cast<std::size_t>(rank)]);
+std::int8_t number_of(ReduceOp op) {
+  return static_cast<std::int8_t>(op);
 }
 
 // Of a contiguous tensor: bytes in one row, so that what only moves data takes any dtype.
@@ -117,51 +117,62 @@ void on_contiguous(at::Tensor& tensor, const Collective& collective) {
 
 }  // namespace
 
-Work all_reduce_async(at::Tensor& tensor, ReduceOp op, const ProcessGroup& group) {
+Work all_reduce_async(at::Tensor& tensor,
+                      ReduceOp op,
+                      const ProcessGroup& group,
+                      std::string_view label) {
   check_op(tensor, op);
   check_contiguous("all_reduce_async", tensor);
   return start(group,
                {.kind = CollectiveKind::kAllReduce,
-                .what = "all_reduce",
                 .bytes = bytes_of(tensor),
+                .shown = tensor,
+                .reduce_op = number_of(op),
+                .label = label,
                 .tensors = {tensor},
                 .then = mean_of(tensor, op, group)},
-               [&] {
+               [tensor, op](c10d::ProcessGroup& c10d) {
                  std::vector<at::Tensor> list{numbers(tensor)};
-                 return group.c10d().allreduce(list,
-                                               {.reduceOp = to_c10d(op, tensor.scalar_type())});
+                 return c10d.allreduce(list, {.reduceOp = to_c10d(op, tensor.scalar_type())});
                });
 }
 
-void all_reduce(at::Tensor& tensor, ReduceOp op, const ProcessGroup& group) {
+void all_reduce(at::Tensor& tensor,
+                ReduceOp op,
+                const ProcessGroup& group,
+                std::string_view label) {
   check_op(tensor, op);
   if (group.size() == 1) return;
-  on_contiguous(tensor, [&](at::Tensor& flat) { all_reduce_async(flat, op, group).wait(); });
+  on_contiguous(tensor, [&](at::Tensor& flat) { all_reduce_async(flat, op, group, label).wait(); });
 }
 
-Work all_gather_async(at::Tensor& output, const at::Tensor& tensor, const ProcessGroup& group) {
+Work all_gather_async(at::Tensor& output,
+                      const at::Tensor& tensor,
+                      const ProcessGroup& group,
+                      std::string_view label) {
   check_contiguous("all_gather_async", output);
   check_contiguous("all_gather_async", tensor);
   check_numel("all_gather_async", "output", output, tensor.numel() * group.size());
   if (group.size() == 1) copy_row(tensor, output);
   return start(group,
                {.kind = CollectiveKind::kAllGather,
-                .what = "all_gather",
                 .bytes = bytes_of(output),
+                .shown = tensor,
+                .label = label,
                 .tensors = {output, tensor}},
-               [&] {
+               [output, tensor](c10d::ProcessGroup& c10d) {
                  auto out = raw(output);
                  auto in = raw(tensor);
-                 return group.c10d().all_gather_single(out, in);
+                 return c10d.all_gather_single(out, in);
                });
 }
 
-at::Tensor all_gather(const at::Tensor& tensor, const ProcessGroup& group) {
+at::Tensor all_gather(const at::Tensor& tensor, const ProcessGroup& group, std::string_view label) {
   const at::NoGradGuard no_grad;
   std::vector<std::int64_t> shape{group.size()};
   shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
   auto output = at::empty(shape, tensor.options());
-  all_gather_async(output, tensor.detach().contiguous(), group).wait();
+  all_gather_async(output, tensor.detach().contiguous(), group, label).wait();
   return output;
 }
 
@@ -187,7 +198,8 @@ at::Tensor all_gather_rows(const at::Tensor& tensor, const ProcessGroup& group) 
 Work reduce_scatter_async(at::Tensor& output,
                           const at::Tensor& tensor,
                           ReduceOp op,
-                          const ProcessGroup& group) {
+                          const ProcessGroup& group,
+                          std::string_view label) {
   check_op(tensor, op);
   check_contiguous("reduce_scatter_async", output);
   check_contiguous("reduce_scatter_async", tensor);
@@ -195,27 +207,32 @@ Work reduce_scatter_async(at::Tensor& output,
   if (group.size() == 1) copy_row(tensor, output);
   return start(group,
                {.kind = CollectiveKind::kReduceScatter,
-                .what = "reduce_scatter",
                 .bytes = bytes_of(tensor),
+                .shown = tensor,
+                .reduce_op = number_of(op),
+                .label = label,
                 .tensors = {output, tensor},
                 .then = mean_of(output, op, group)},
-               [&] {
+               [output, tensor, op](c10d::ProcessGroup& c10d) {
                  auto out = numbers(output);
                  auto in = numbers(tensor);
-                 return group.c10d().reduce_scatter_single(
+                 return c10d.reduce_scatter_single(
                      out, in, {.reduceOp = to_c10d(op, tensor.scalar_type())});
                });
 }
 
-at::Tensor reduce_scatter(const at::Tensor& tensor, ReduceOp op, const ProcessGroup& group) {
+at::Tensor reduce_scatter(const at::Tensor& tensor,
+                          ReduceOp op,
+                          const ProcessGroup& group,
+                          std::string_view label) {
   check_parts("reduce_scatter", tensor, group);
   const at::NoGradGuard no_grad;
   auto output = at::empty(tensor.sizes().slice(1), tensor.options());
-  reduce_scatter_async(output, tensor.detach().contiguous(), op, group).wait();
+  reduce_scatter_async(output, tensor.detach().contiguous(), op, group, label).wait();
   return output;
 }
 
-at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group) {
+at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group, std::string_view label) {
   check_parts("all_to_all", tensor, group);
   const at::NoGradGuard no_grad;
   const auto input = tensor.detach().contiguous();
@@ -223,37 +240,44 @@ at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group) {
   auto output = at::empty_like(input);
   start(group,
         {.kind = CollectiveKind::kAllToAll,
-         .what = "all_to_all",
          .bytes = bytes_of(input),
+         .shown = input,
+         .label = label,
          .tensors = {output, input}},
-        [&] {
+        [output, input](c10d::ProcessGroup& c10d) {
           std::vector<std::int64_t> equal;
           auto out = raw(output);
           auto in = raw(input);
-          return group.c10d().all_to_all_single(out, in, equal, equal);
+          return c10d.all_to_all_single(out, in, equal, equal);
         })
       .wait();
   return output;
 }
 
-Work broadcast_async(at::Tensor& tensor, int root, const ProcessGroup& group) {
+Work broadcast_async(at::Tensor& tensor,
+                     int root,
+                     const ProcessGroup& group,
+                     std::string_view label) {
   check_root("broadcast", root, group);
   check_contiguous("broadcast_async", tensor);
   return start(group,
                {.kind = CollectiveKind::kBroadcast,
-                .what = "broadcast",
                 .bytes = bytes_of(tensor),
+                .shown = tensor,
+                .root = root,
+                .label = label,
                 .tensors = {tensor}},
-               [&] {
+               [tensor, root](c10d::ProcessGroup& c10d) {
                  std::vector<at::Tensor> list{raw(tensor)};
-                 return group.c10d().broadcast(list, {.rootRank = root});
+                 return c10d.broadcast(list, {.rootRank = root});
                });
 }
 
-void broadcast(at::Tensor& tensor, int root, const ProcessGroup& group) {
+void broadcast(at::Tensor& tensor, int root, const ProcessGroup& group, std::string_view label) {
   check_root("broadcast", root, group);
   if (group.size() == 1) return;
-  on_contiguous(tensor, [&](at::Tensor& flat) { broadcast_async(flat, root, group).wait(); });
+  on_contiguous(tensor,
+                [&](at::Tensor& flat) { broadcast_async(flat, root, group, label).wait(); });
 }
 
 Work send_async(at::Tensor tensor, int peer, const ProcessGroup& group, int tag) {
@@ -262,12 +286,13 @@ Work send_async(at::Tensor tensor, int peer, const ProcessGroup& group, int tag)
   const auto flat = tensor.detach().contiguous();
   return start(group,
                {.kind = CollectiveKind::kSend,
-                .what = "send to rank " + world_rank(peer, group),
                 .bytes = bytes_of(flat),
+                .shown = flat,
+                .root = peer,
                 .tensors = {flat}},
-               [&] {
+               [flat, peer, tag](c10d::ProcessGroup& c10d) {
                  std::vector<at::Tensor> list{raw(flat)};
-                 return group.c10d().send(list, peer, tag);
+                 return c10d.send(list, peer, tag);
                });
 }
 
@@ -276,12 +301,13 @@ Work receive_async(at::Tensor& tensor, int peer, const ProcessGroup& group, int 
   check_contiguous("receive_async", tensor);
   return start(group,
                {.kind = CollectiveKind::kReceive,
-                .what = "receive from rank " + world_rank(peer, group),
                 .bytes = bytes_of(tensor),
+                .shown = tensor,
+                .root = peer,
                 .tensors = {tensor}},
-               [&] {
+               [tensor, peer, tag](c10d::ProcessGroup& c10d) {
                  std::vector<at::Tensor> list{raw(tensor)};
-                 return group.c10d().recv(list, peer, tag);
+                 return c10d.recv(list, peer, tag);
                });
 }
 
@@ -294,10 +320,9 @@ void receive(at::Tensor& tensor, int peer, const ProcessGroup& group, int tag) {
 }
 
 void barrier(std::string_view name, const ProcessGroup& group) {
-  start(group,
-        {.kind = CollectiveKind::kBarrier, .what = "barrier \"" + std::string(name) + "\""},
-        [&] { return group.c10d().barrier(); })
-      .wait();
+  start(group, {.kind = CollectiveKind::kBarrier, .label = name}, [](c10d::ProcessGroup& c10d) {
+    return c10d.barrier();
+  }).wait();
 }
 
 }  // namespace fulmen

@@ -48,7 +48,7 @@ std::vector<std::int64_t> sizes_of_all(std::string_view what,
                                        std::size_t mine,
                                        const ProcessGroup& group) {
   const auto sizes =
-      to_vector(all_gather(at::full({}, static_cast<std::int64_t>(mine), at::kLong), group));
+      to_vector(all_gather(at::full({}, static_cast<std::int64_t>(mine), at::kLong), group, what));
   check_sizes(what, sizes);
   return sizes;
 }
@@ -60,7 +60,7 @@ std::vector<std::string> all_gather_bytes(std::string_view what,
   const auto sizes = sizes_of_all(what, bytes.size(), group);
   auto mine = at::zeros({*std::max_element(sizes.begin(), sizes.end())}, at::kByte);
   if (!bytes.empty()) std::memcpy(mine.data_ptr(), bytes.data(), bytes.size());
-  const auto all = all_gather(mine, group);
+  const auto all = all_gather(mine, group, what);
   std::vector<std::string> result;
   for (int rank = 0; rank < group.size(); ++rank)
     result.push_back(to_string(all[rank].narrow(0, 0, sizes[static_cast<std::size_t>(rank)])));
@@ -120,7 +120,7 @@ std::string scatter_bytes(const std::vector<std::string>& parts,
     for (int rank = 0; rank < group.size(); ++rank)
       sizes[rank] = std::ssize(parts[static_cast<std::size_t>(rank)]);
   }
-  broadcast(sizes, root, group);
+  broadcast(sizes, root, group, "scatter_bytes");
   if (wrong) {
     fail<ConfigError>("scatter_bytes",
                       "needs ",
@@ -158,10 +158,10 @@ json::value broadcast_object(const json::value& value, int root, const ProcessGr
   const bool sends = group.rank() == root;
   const auto text = sends ? json::serialize(value) : std::string();
   auto size = at::full({1}, std::ssize(text), at::kLong);
-  broadcast(size, root, group);
+  broadcast(size, root, group, "broadcast_object");
   check_sizes("broadcast_object", to_vector(size));
   auto data = sends ? to_tensor(text) : at::empty({size.item<std::int64_t>()}, at::kByte);
-  broadcast(data, root, group);
+  broadcast(data, root, group, "broadcast_object");
   return parse("broadcast_object", to_string(data));
 }
 
@@ -176,7 +176,7 @@ void broadcast_all(std::vector<at::Tensor> tensors, int root, const ProcessGroup
     std::vector<at::Tensor> rows;
     for (const auto& tensor : part) rows.push_back(tensor.reshape(-1));
     auto joint = at::cat(rows);
-    broadcast(joint, root, group);
+    broadcast(joint, root, group, "broadcast_all");
     if (group.rank() == root) return;
     std::int64_t begin = 0;
     for (const auto& tensor : part) {
@@ -202,7 +202,7 @@ void broadcast_all(std::vector<at::Tensor> tensors, int root, const ProcessGroup
 
 void agree_or_fail(std::string_view where, std::string_view problem, const ProcessGroup& group) {
   auto any = at::full({}, problem.empty() ? 0 : 1, at::kLong);
-  all_reduce(any, ReduceOp::kMax, group);
+  all_reduce(any, ReduceOp::kMax, group, where);
   if (any.item<std::int64_t>() == 0) return;
   const auto problems = all_gather_bytes(where, problem, group);
   // In order of the first rank that has the problem.

@@ -135,7 +135,8 @@ class Job {
                        meeting_->store(),
                        {.timeout = options.timeout,
                         .all_ranks_local = meeting_->all_ranks_local(),
-                        .key_prefix = prefix});
+                        .key_prefix = prefix,
+                        .debug_collectives = options.debug_collectives});
   }
 
   void prepare_launch(const JobOptions& options) {

@@ -3,14 +3,21 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <future>
 #include <numeric>
 #include <sstream>
 #include <thread>
 
+#include "core/distributed/collective_check.h"
+#include "core/distributed/collective_watch.h"
 #include "core/distributed/gloo_group.h"
+#include "core/distributed/process_identity.h"
 #include "core/distributed/twin_group.h"
 #include "core/distributed/world_state.h"
 #include "fulmen/core/support/error.h"
+#include "fulmen/core/support/log.h"
 
 namespace fulmen {
 namespace {
@@ -28,9 +35,18 @@ std::string announcement(int rank) {
   return "rank/" + std::to_string(rank);
 }
 
+// What ranks say of themselves when they come: their checks, then their process.
+std::string introduction(const WorldOptions& options) {
+  return std::to_string(static_cast<int>(options.debug_collectives)) + " " +
+         detail::process_identity();
+}
+
 // Waits for each rank's announcement in short turns, so that the error can say whose is missing.
-void meet(c10d::Store& store, const Topology& topology, milliseconds timeout) {
-  store.set(announcement(topology.rank), std::vector<std::uint8_t>{1});
+void meet(c10d::Store& store,
+          const Topology& topology,
+          const std::string& introduced,
+          milliseconds timeout) {
+  store.set(announcement(topology.rank), introduced);
   const auto deadline = Clock::now() + timeout;
   std::vector<int> missing(static_cast<std::size_t>(topology.world_size));
   std::iota(missing.begin(), missing.end(), 0);
@@ -109,6 +125,59 @@ c10::intrusive_ptr<c10d::ProcessGroup> connect(const ProcessGroup::State& group,
   }
 }
 
+// Makes the connections of a group of several ranks. Collective.
+void open(ProcessGroup::State& group,
+          const c10::intrusive_ptr<c10d::Store>& store,
+          const WorldOptions& options,
+          const std::shared_ptr<detail::CollectiveWatch>& watch,
+          const std::string& kind) {
+  const auto description = group.name + " {" + list(group.ranks) + "}";
+  group.c10d = connect(group, store, options, kind);
+  group.watch = watch;
+  group.log = watch->add_group(kind + "/" + list(group.ranks), description);
+  if (options.debug_collectives == CollectiveChecks::kNone) return;
+  group.check = std::make_shared<detail::CollectiveCheck>(
+      connect(group, store, options, "check of " + kind), group.ranks, description);
+}
+
+using Groups = std::vector<c10::intrusive_ptr<c10d::ProcessGroup>>;
+
+void close(ProcessGroup::State& group, Groups& closing) {
+  if (group.c10d) closing.push_back(std::move(group.c10d));
+  if (group.check != nullptr) group.check->leave();
+}
+
+/// Gloo's destructor waits for collectives that are under way, and so for peers that may not come.
+/// What is not done in a second is left to a thread that ends with them.
+void destroy(Groups groups) {
+  const auto done = std::make_shared<std::promise<void>>();
+  const auto left = std::make_shared<std::atomic<std::size_t>>(groups.size());
+  const auto all = done->get_future();
+  for (auto& group : groups) {
+    std::thread([group = std::move(group), done, left]() mutable {
+      group.reset();
+      if (--*left == 0) done->set_value();
+    }).detach();
+  }
+  if (!groups.empty()) all.wait_for(std::chrono::seconds(1));
+}
+
+// What the variable of the environment says counts too, but on rank 0 only.
+CollectiveChecks checks_of(const WorldOptions& options, int rank) {
+  constexpr const char* kVariable = "FULMEN_DEBUG_COLLECTIVES";
+  const char* found = std::getenv(kVariable);
+  const std::string value = found == nullptr ? "" : found;
+  if (rank != 0 || value.empty() || value == "0") return options.debug_collectives;
+  if (value != "1") fail<ConfigError>("World", kVariable, " must be 0 or 1, got ", value, ".");
+  Log().info(kVariable, " is set: all ranks compare each collective before it starts.");
+  return CollectiveChecks::kCompare;
+}
+
+CollectiveChecks checks_of_first(c10d::Store& store) {
+  return store.get_to_str(announcement(0)).starts_with('0') ? CollectiveChecks::kNone
+                                                            : CollectiveChecks::kCompare;
+}
+
 }  // namespace
 
 std::string detail::text_of(const std::exception& error) {
@@ -153,9 +222,16 @@ World::World(std::unique_ptr<State> state) : state_(std::move(state)) {}
 World::~World() = default;
 
 void World::leave() noexcept {
-  for (auto& [ranks, group] : state_->groups) {
-    group.state()->c10d.reset();
-    if (group.state()->twin != nullptr) group.state()->twin->c10d.reset();
+  if (state_->watch != nullptr) state_->watch->leave();
+  try {
+    Groups closing;
+    for (auto& [ranks, group] : state_->groups) {
+      close(*group.state(), closing);
+      if (group.state()->twin != nullptr) close(*group.state()->twin, closing);
+    }
+    destroy(std::move(closing));
+  } catch (const std::exception& error) {
+    Log().error("World: leaving the job failed as well: ", error.what());
   }
 }
 
@@ -172,8 +248,10 @@ std::shared_ptr<World> World::join(const Topology& topology,
   state->options = options;
   if (topology.world_size > 1) {
     state->store = c10::make_intrusive<c10d::PrefixStore>(options.key_prefix, std::move(store));
+    state->options.debug_collectives = checks_of(options, topology.rank);
     try {
-      meet(*state->store, topology, options.timeout);
+      meet(*state->store, topology, introduction(state->options), options.timeout);
+      state->options.debug_collectives = checks_of_first(*state->store);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
@@ -183,6 +261,12 @@ std::shared_ptr<World> World::join(const Topology& topology,
                              ": ",
                              detail::text_of(error));
     }
+    state->watch = std::make_shared<detail::CollectiveWatch>(
+        detail::CollectiveWatch::Options{.store = state->store,
+                                         .rank = topology.rank,
+                                         .world_size = topology.world_size,
+                                         .timeout = options.timeout,
+                                         .identity_key = announcement});
   }
   return std::make_shared<World>(std::move(state));
 }
@@ -227,19 +311,21 @@ ProcessGroup World::group(std::vector<int> ranks, const std::string& name) {
   state->timeout = timeout();
   state->world_counters = state_->counters;
   if (ranks.size() > 1) {
-    state->c10d = connect(*state, state_->store, state_->options, "group");
-    state->make_twin =
-        [state = std::weak_ptr(state), store = state_->store, options = state_->options] {
-          const auto original = state.lock();
-          auto twin = std::make_shared<ProcessGroup::State>();
-          twin->rank = original->rank;
-          twin->ranks = original->ranks;
-          twin->name = original->name;
-          twin->timeout = original->timeout;
-          twin->world_counters = original->world_counters;
-          twin->c10d = connect(*twin, store, options, "twin");
-          return twin;
-        };
+    open(*state, state_->store, state_->options, state_->watch, "group");
+    state->make_twin = [original = std::weak_ptr(state),
+                        store = state_->store,
+                        options = state_->options,
+                        watch = state_->watch] {
+      const auto from = original.lock();
+      auto twin = std::make_shared<ProcessGroup::State>();
+      twin->rank = from->rank;
+      twin->ranks = from->ranks;
+      twin->name = from->name;
+      twin->timeout = from->timeout;
+      twin->world_counters = from->world_counters;
+      open(*twin, store, options, watch, "twin");
+      return twin;
+    };
   }
   return state_->groups.emplace(std::move(ranks), ProcessGroup(std::move(state))).first->second;
 }

@@ -12,6 +12,12 @@
 
 namespace fulmen {
 
+namespace detail {
+class CollectiveCheck;
+class CollectiveWatch;
+class GroupLog;
+}  // namespace detail
+
 struct ProcessGroup::State {
   int rank = 0;
   std::vector<int> ranks;
@@ -22,6 +28,10 @@ struct ProcessGroup::State {
   std::shared_ptr<CommCounters> world_counters;
   std::function<std::shared_ptr<State>()> make_twin = {};
   std::shared_ptr<State> twin = {};  // See twin_group.h.
+  // These are null for a group of one rank.
+  std::shared_ptr<detail::GroupLog> log = {};
+  std::shared_ptr<detail::CollectiveWatch> watch = {};
+  std::shared_ptr<detail::CollectiveCheck> check = {};  // Null without WorldOptions' checks too.
 
   void count(CollectiveKind kind, std::int64_t bytes) {
     counters.add(kind, bytes);
@@ -35,6 +45,7 @@ struct World::State {
   c10::intrusive_ptr<c10d::Store> store;  // Null for a world of one rank.
   std::shared_ptr<CommCounters> counters = std::make_shared<CommCounters>();
   std::map<std::vector<int>, ProcessGroup> groups;
+  std::shared_ptr<detail::CollectiveWatch> watch;  // Null for a world of one rank.
 };
 
 namespace detail {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/metrics/metric_table.h"
+#include "fulmen/core/metrics/metric_store.h"
 #include "fulmen/core/support/error.h"
 
 namespace fulmen::detail {
@@ -67,3 +68,34 @@ void MetricTable::reduce(const std::function<std::vector<StateDict>(const StateD
 }
 
 }  // namespace fulmen::detail
+
+namespace fulmen {
+
+StateDict MetricStore::merge_open_sums(const std::vector<StateDict>& of_ranks) {
+  MetricStore store;
+  store.load_state_dict(of_ranks.front());
+  auto& table = store.table(MetricPhase::kTrain);
+  if (table.has_ended()) return of_ranks.front();
+  const auto tables_of_all = [&](const StateDict&) {
+    std::vector<StateDict> tables;
+    for (const auto& state : of_ranks) {
+      tables.emplace_back();
+      detail::MetricTable::load(to_string(MetricPhase::kTrain), state)
+          .save(detail::kKey, tables.back());
+    }
+    return tables;
+  };
+  table.reduce(tables_of_all, false, store.clock_);
+  return store.state_dict();
+}
+
+StateDict MetricStore::without_open_sums(const StateDict& state) {
+  MetricStore store;
+  store.load_state_dict(state);
+  auto& table = store.table(MetricPhase::kTrain);
+  if (table.has_ended()) return state;
+  table.reset_totals();
+  return store.state_dict();
+}
+
+}  // namespace fulmen

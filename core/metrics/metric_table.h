@@ -98,6 +98,7 @@ class MetricTable {
               std::int64_t& clock);
   /// New sums; what is shown stays.
   void reset_totals();
+  bool has_ended() const { return ended_; }
 
   const std::vector<MetricEntry>& entries() const { return entries_; }
   MetricEntry& entry(std::size_t place) { return entries_[place]; }

@@ -34,6 +34,7 @@ struct Settings {
   std::string precision = "32-true";
   int num_workers = 0;
   bool resume = false;
+  bool restartable = false;
 };
 
 void add_convolution(nn::Sequential& net, std::int64_t in, std::int64_t out) {
@@ -115,6 +116,9 @@ void add_options(CLI::App& app, Settings& settings) {
       "--precision", settings.precision, "64-true, 32-true, bf16-true, bf16-mixed or 16-mixed");
   app.add_option("--num-workers", settings.num_workers, "Threads that make batches");
   app.add_option("--output", settings.output, "Folder for checkpoints and metrics");
+  app.add_flag("--restartable",
+               settings.restartable,
+               "As --resume, but start anew where there is no checkpoint yet (for fulmen-run)");
   app.add_flag("--resume", settings.resume, "Go on from the last checkpoint");
 }
 
@@ -146,8 +150,13 @@ int run(const Settings& settings) {
   fulmen::seed_everything(settings.seed);  // the initial weights
   const auto module = std::make_shared<DigitsModule>(settings.lr);
 
-  const auto fitted =
-      trainer.fit(module, train, val, {.checkpoint = settings.resume ? "last" : ""});
+  const auto missing = settings.restartable ? fulmen::MissingCheckpoint::kStartAnew
+                                            : fulmen::MissingCheckpoint::kFail;
+  const auto fitted = trainer.fit(
+      module,
+      train,
+      val,
+      {.checkpoint = settings.resume || settings.restartable ? "last" : "", .missing = missing});
   if (fitted.status != fulmen::RunStatus::kFinished) {
     std::cerr << "stopped: " << fitted.stop_reason << ". Go on with --resume.\n";
     return 1;

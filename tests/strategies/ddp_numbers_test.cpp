@@ -168,6 +168,41 @@ TEST(DdpNumbers, AGradientOfOneRankThatIsNotFiniteLeavesOutTheUpdateOfAll) {
   }
 }
 
+/// a is used in even batches, b in odd ones, where its gradient differs along "model".
+class LateToy final : public LightningModule<> {
+ public:
+  explicit LateToy(OptimizationMode mode) : mode_(mode) {}
+  OptimizationMode optimization_mode() const override { return mode_; }
+  void configure_sharded_model() override { rank = current_mesh().coordinate("model"); }
+  StepOutput training_step(Batch&, std::int64_t batch_idx) override {
+    const auto loss = batch_idx % 2 == 0 ? a * 1.0 : b * (1.0 + rank);
+    if (mode_ == OptimizationMode::kAutomatic) return loss;
+    manual_backward(loss);
+    step_optimizer(batch_idx % 2);
+    return {};
+  }
+  OptimizerConfigs configure_optimizers() override {
+    return {{.optimizer = SGD::make(std::vector{a}, {.lr = 1})},
+            {.optimizer = SGD::make(std::vector{b}, {.lr = 1})}};
+  }
+
+  at::Tensor a = register_parameter("a", torch::zeros({}, torch::kDouble));
+  at::Tensor b = register_parameter("b", torch::zeros({}, torch::kDouble));
+  int rank = 0;
+
+ private:
+  OptimizationMode mode_;
+};
+
+TEST(DdpNumbers, NamesAnUnmarkedParameterThatIsFirstUsedInALaterStep) {
+  for (const auto mode : {OptimizationMode::kAutomatic, OptimizationMode::kManual}) {
+    const auto errors = errors_of(2, [mode](const std::shared_ptr<World>& world) {
+      Trainer(own_data(world, mesh(1, 2))).fit(std::make_shared<LateToy>(mode), singles({1, 1}));
+    });
+    EXPECT_THAT(errors, Each(AllOf(HasSubstr("b"), HasSubstr("mark_as_shared"))));
+  }
+}
+
 TEST(DdpNumbers, RefusesWeightsThatDifferAlongAModelAxis) {
   for (const bool on_device : {false, true}) {
     const auto errors = errors_of(4, [on_device](const std::shared_ptr<World>& world) {

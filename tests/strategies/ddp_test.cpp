@@ -108,6 +108,20 @@ TEST(Ddp, EndsAnEpochWhereTheLongestRankEnds) {
   });
 }
 
+TEST(Ddp, EndsAnEpochWhereTheShortestRankEndsIfToldSo) {
+  run_thread_ranks(2, [](const std::shared_ptr<World>& world) {
+    auto options = own_data(world);
+    options.uneven_data = UnevenData::kStopAtShortest;
+    options.max_epochs = 2;
+    auto module = std::make_shared<Toy>();
+    Trainer trainer(options);
+    trainer.fit(module, world->rank() == 0 ? singles({1, 2, 3}) : singles({5}));
+    EXPECT_EQ(module->value(), -2 * 3.0);
+    EXPECT_EQ(trainer.progress().global_step, 2);
+    EXPECT_EQ(module->training_steps, 2);
+  });
+}
+
 TEST(Ddp, RefusesARankWithoutAnyBatchOnAllRanks) {
   const auto errors = errors_of(3, [](const std::shared_ptr<World>& world) {
     const DataLoader loader(tensor_dataset({torch::ones({2, 1}, torch::kDouble)}),

@@ -3,15 +3,8 @@
 #include <fstream>
 #include <thread>
 
+#include "tests/support/sanitizers.h"
 #include "tests/trainer/toy.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define FULMEN_SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define FULMEN_SANITIZED 1
-#endif
-#endif
 
 namespace fulmen {
 namespace {
@@ -162,9 +155,7 @@ TEST(RequestStop, InsideValidationLeavesTheRestOut) {
 }
 
 TEST(Memory, IsFlatOverTenThousandSteps) {
-#ifdef FULMEN_SANITIZED
-  GTEST_SKIP() << "a sanitizer keeps freed memory";
-#endif
+  if (kIsSanitized) GTEST_SKIP() << "a sanitizer keeps freed memory";
   const auto resident_kib = [] {
     std::ifstream status("/proc/self/statm");
     long total = 0, resident = 0;

@@ -129,6 +129,72 @@ TEST(Process, SigtermLeavesOneCheckpointOfTheStop) {
   EXPECT_EQ(interrupted, 1);
 }
 
+/// A folder with an scontrol that writes down its arguments and ends with this code.
+void make_scontrol(const fs::path& folder, int exit_code) {
+  fs::create_directories(folder);
+  std::ofstream(folder / "scontrol")
+      << "#!/bin/sh\necho \"$@\" >> " << folder.string() << "/calls\nexit " << exit_code << "\n";
+  fs::permissions(folder / "scontrol", fs::perms::owner_all);
+}
+
+class SlurmVariables {
+ public:
+  explicit SlurmVariables(const fs::path& tools) : path_(std::getenv("PATH")) {
+    setenv("PATH", (tools.string() + ":" + path_).c_str(), 1);
+    setenv("SLURM_JOB_ID", "77", 1);
+    setenv("SLURM_JOB_NAME", "train", 1);
+    setenv("SLURM_ARRAY_JOB_ID", "70", 1);
+    setenv("SLURM_ARRAY_TASK_ID", "4", 1);
+  }
+  ~SlurmVariables() {
+    setenv("PATH", path_.c_str(), 1);
+    for (const auto* name :
+         {"SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID"})
+      unsetenv(name);
+  }
+
+ private:
+  std::string path_;
+};
+
+// faults.md 96
+TEST(Process, OfABatchJobOfSlurmIsRequeuedAfterSigusr1AndResumes) {
+  TemporaryFolder folder;
+  TemporaryFolder tools;
+  make_scontrol(tools.path() / "bin", 0);
+  constexpr std::int64_t kNever = 1000;
+  pid_t child = 0;
+  {
+    const SlurmVariables variables(tools.path() / "bin");
+    child = start(folder.path(), std::chrono::milliseconds(2), kNever);
+  }
+  wait_for_calls(child, folder.path(), 10);
+  kill(child, SIGUSR1);
+  const int status = wait_for_end(child);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGUSR1);
+  EXPECT_EQ(read_file(tools.path() / "bin" / "calls"), "requeue 70_4\n");
+  const auto again = start(folder.path(), std::chrono::milliseconds(0), kNever);
+  EXPECT_EQ(wait_for_end(again), 0);
+  EXPECT_EQ(read_file(folder.path() / "record"), unbroken_record());
+}
+
+TEST(Process, OfABatchJobOfSlurmThatCannotBeRequeuedSaysSoAndKeepsItsCheckpoint) {
+  TemporaryFolder folder;
+  TemporaryFolder tools;
+  make_scontrol(tools.path() / "bin", 1);
+  pid_t child = 0;
+  {
+    const SlurmVariables variables(tools.path() / "bin");
+    child = start(folder.path(), std::chrono::milliseconds(2), 1000);
+  }
+  wait_for_calls(child, folder.path(), 10);
+  kill(child, SIGUSR1);
+  const int status = wait_for_end(child);
+  EXPECT_FALSE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  EXPECT_FALSE(list_checkpoints(folder.path()).empty());
+}
+
 }  // namespace
 }  // namespace fulmen
 

@@ -201,5 +201,20 @@ TEST(ManualPrecision, ClipsUnscaledGradientsInEachOfSeveralSteps) {
   EXPECT_NEAR(module->value(), -2, 1e-5);  // 1e-6 in the clipping coefficient of each step.
 }
 
+TEST(ResumeEdge, StartsAnewWithoutACheckpointIfToldSoAndElseGoesOn) {
+  TemporaryDirectory folder;
+  const auto run = [&](std::int64_t epochs) {
+    auto module = std::make_shared<Toy>();
+    Trainer trainer(with_folder(folder, epochs, {.save_last = SaveLast::kPointer}));
+    trainer.fit(module,
+                singles({1, 2}),
+                {},
+                {.checkpoint = "last", .missing = MissingCheckpoint::kStartAnew});
+    return module->training_steps;
+  };
+  EXPECT_EQ(run(1), 2);
+  EXPECT_EQ(run(3), 4);
+}
+
 }  // namespace
 }  // namespace fulmen

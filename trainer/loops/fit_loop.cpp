@@ -88,8 +88,7 @@ void FitLoop::connect_training_data() {
   }
 }
 
-/// How many batches the epoch has: on several ranks as many as the rank with the most. The others
-/// take part in the remaining steps with weight 0.
+/// How many batches the epoch has: on several ranks as many as UnevenData says.
 void FitLoop::agree_on_batches() {
   session_.plan_.train_batches = data_->size();
   if (!session_.several_ranks() || session_.train_limit().is_off()) return;
@@ -111,17 +110,19 @@ void FitLoop::agree_on_batches() {
                     session_.strategy().mesh().data_size(),
                     " data ranks: use more samples, or fewer ranks.");
   }
-  if (least != most && session_.module->optimization_mode() == OptimizationMode::kManual) {
+  const bool joins = session_.options.uneven_data == UnevenData::kJoin;
+  if (joins && least != most && session_.module->optimization_mode() == OptimizationMode::kManual) {
     fail<DataError>("the training loader",
                     "has ",
                     least,
                     " to ",
                     most,
                     " batches on different ranks, but manual optimization needs the same number ",
-                    "on each. Set drop_last.");
+                    "on each. Set drop_last, or .uneven_data = UnevenData::kStopAtShortest.");
   }
-  data_->set_joint_size(most);
-  session_.plan_.train_batches = most;
+  const auto joint = joins ? most : least;
+  data_->set_joint_size(joint);
+  session_.plan_.train_batches = joint;
 }
 
 void FitLoop::check_interval() const {
@@ -215,8 +216,8 @@ void FitLoop::start_epoch() {
     const auto own_end = state.own_end < 0 ? std::nullopt : std::optional(state.own_end);
     data_->start({.epoch = order, .batches_to_skip = state.progress.batch_idx}, own_end);
     session_.check_same_order(*data_, "the training loader");
+    agree_on_batches();  // An epoch that is resumed on other ranks has another number of them.
   }
-  if (!session_.several_ranks()) session_.plan_.train_batches = data_->size();
   session_.metrics.begin_epoch();
   pinned_metrics_.reset();
   if (resumed) return;

@@ -27,8 +27,8 @@ class LimitedSource {
   bool next(AnyBatch& batch);
   /// Whether the batch that next() gave is the epoch's last. Needs lookahead.
   bool at_last() const;
-  /// On several ranks: the epoch has as many batches as the rank with the most. Where this rank has
-  /// none left, next() is true, leaves the batch as it is, and idle() is true.
+  /// On several ranks: the epoch has so many batches. Where this rank has none left before, next()
+  /// is true, leaves the batch as it is, and idle() is true.
   void set_joint_size(std::int64_t batches) { joint_size_ = batches; }
   bool idle() const { return idle_; }
   /// This rank leaves out the batch that next() gave and the rest of the epoch.

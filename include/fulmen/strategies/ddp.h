@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "fulmen/core/distributed/job.h"
@@ -26,6 +27,8 @@ struct DdpOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// Before each evaluation and checkpoint, replicated buffers get the value of the first rank.
   bool broadcast_buffers = true;
+  /// kCompare finds ranks that call different collectives; slow. Not used with `world`.
+  CollectiveChecks debug_collectives = CollectiveChecks::kNone;
   /// A world that exists already, for example of ranks that are threads; `launch` is not used then.
   std::shared_ptr<World> world = {};
 };
@@ -72,7 +75,8 @@ class DdpStrategy : public Strategy {
   PlacedParameters parameters_;
   std::unique_ptr<GradientReducer> reducer_;
   std::unique_ptr<detail::ParameterWatch> watch_;
-  bool checked_unmarked_ = false;
+  bool unchecked_ = false;                   ///< Gradients that are new were in a skipped window.
+  std::unordered_set<const void*> checked_;  ///< Of manual optimization, by TensorImpl.
 };
 
 }  // namespace fulmen

@@ -65,6 +65,9 @@ class GradientReducer {
   /// Sums what is not summed yet, waits, divides by the sum of weights (which agree along
   /// model-like axes; if it is 0, by nothing). Throws DistributedError.
   WindowVerdict finish(const WindowVote& vote);
+  /// Whether the window that finish() ended has a gradient that some rank had for the first time.
+  /// The same on all ranks.
+  bool has_news() const;
   /// Sums the gradients of these parameters now and divides by the data-like ranks: for gradients
   /// of losses that were NOT multiplied by loss_scale(), after backwards of GradSync::kDefer or
   /// kManual. Each rank counts once, also one that has no gradient; a parameter that was reduced

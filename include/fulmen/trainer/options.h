@@ -90,8 +90,15 @@ enum class WindowWeighting {
                   ///< their samples: as in one process that has the whole of it.
   kRows,          ///< The rows of the batch.
 };
+/// What ends an epoch of training where ranks have different numbers of batches.
+enum class UnevenData {
+  kJoin,            ///< The last batch of any rank; the others take part with weight 0 meanwhile.
+  kStopAtShortest,  ///< The last batch of the rank with the fewest; what others have more is
+                    ///< unused.
+};
 /// SIGINT and SIGTERM during a run: stop at the next batch, let callbacks save, then pass the
-/// signal on.
+/// signal on. In a batch job of SLURM SIGUSR1 too (sbatch --signal=USR1@120), and then the job is
+/// requeued: what cannot be is an Error after the checkpoint.
 enum class SignalHandling { kSaveAndStop, kNone };
 
 /// Everything a Trainer can be told. Names and meanings are lightning.pytorch.Trainer's;
@@ -106,6 +113,7 @@ struct TrainerOptions {
   /// Each data rank reads its share of every loader. False: loaders are read in full by each rank,
   /// for data that you have split yourself.
   bool use_distributed_sampler = true;
+  UnevenData uneven_data = UnevenData::kJoin;
   Precision precision = Precision::k32True;
 
   std::vector<std::shared_ptr<Callback>> callbacks = {};

@@ -32,11 +32,16 @@ struct RunSources {
 
 enum class Restore { kEverything, kWeights };
 
+/// Where FitOptions::checkpoint is "last" or "best" and there is none yet: an error, or a new run.
+/// The second is for programs that are started again from outside (fulmen-run, SLURM).
+enum class MissingCheckpoint { kFail, kStartAnew };
+
 struct FitOptions {
   /// A checkpoint directory, "last" or "best" (of the trainer's checkpoint callback); empty: start
   /// anew.
   std::string checkpoint = {};
   Restore restore = Restore::kEverything;
+  MissingCheckpoint missing = MissingCheckpoint::kFail;
 };
 
 struct EvalOptions {
@@ -110,7 +115,9 @@ class Trainer {
   }
 
   /// What predict_step returned, batch by batch, loader by loader, its tensors on the CPU. On
-  /// several ranks: for this rank's share of the samples.
+  /// several ranks: on rank 0 that of all ranks in the order of the data, elsewhere nothing; with
+  /// use_distributed_sampler off, of each rank its own. Throws ConfigError for a type that cannot
+  /// travel whole (core/data/batch_visit.h).
   template <std::derived_from<ModuleBase> M>
   std::vector<typename M::prediction_type> predict(
       const std::shared_ptr<M>& module,

@@ -30,7 +30,11 @@ struct CheckpointContents {
 /// tensor that cannot be stored.
 std::string pack_rank_state(const TensorMap& rank_state, const boost::json::object& rank_values);
 
-enum class CheckpointParts { kEverything, kModelOnly };
+enum class CheckpointParts {
+  kEverything,
+  kModelOnly,
+  kRankOnly,  ///< The trainer's values and one rank's own state, without the large tensors.
+};
 
 /// Writes a checkpoint directory; missing parents are made. It is written under a temporary name,
 /// flushed and renamed, so a crash at any moment leaves either nothing or all of it under this

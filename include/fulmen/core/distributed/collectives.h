@@ -31,37 +31,60 @@ class Work {
 // All of these are collective: every member of the group calls them, in the same order, with
 // tensors of the same dtype on the same kind of device, and of the same shape unless said
 // otherwise. On a group of one rank they copy or do nothing. Tensors are dense; one that is not
-// contiguous is copied. They record no graph: see differentiable.h. Errors are DistributedError.
+// contiguous is copied. They record no graph: see differentiable.h. Errors are DistributedError,
+// which names the ranks that did not come, or ended (docs/distributed.md). `label` is for these
+// messages, and the same on all ranks: for example the name of a parameter.
 
 /// In place. kMean divides by the size of the group; integers cannot have it. A sum of bool is
 /// logical or.
-void all_reduce(at::Tensor& tensor, ReduceOp op, const ProcessGroup& group);
+void all_reduce(at::Tensor& tensor,
+                ReduceOp op,
+                const ProcessGroup& group,
+                std::string_view label = {});
 /// `tensor` must be contiguous, and is not touched until wait().
-[[nodiscard]] Work all_reduce_async(at::Tensor& tensor, ReduceOp op, const ProcessGroup& group);
+[[nodiscard]] Work all_reduce_async(at::Tensor& tensor,
+                                    ReduceOp op,
+                                    const ProcessGroup& group,
+                                    std::string_view label = {});
 
 /// (S...) of each rank to (size, S...) on all, in order of rank.
-at::Tensor all_gather(const at::Tensor& tensor, const ProcessGroup& group);
+at::Tensor all_gather(const at::Tensor& tensor,
+                      const ProcessGroup& group,
+                      std::string_view label = {});
 /// The same into `output`, contiguous, of size * numel elements.
 [[nodiscard]] Work all_gather_async(at::Tensor& output,
                                     const at::Tensor& tensor,
-                                    const ProcessGroup& group);
+                                    const ProcessGroup& group,
+                                    std::string_view label = {});
 /// Tensors whose first dims may differ, joined along it in order of rank. Two collectives: sizes,
 /// then data.
 at::Tensor all_gather_rows(const at::Tensor& tensor, const ProcessGroup& group);
 
 /// (size, S...) of each rank, reduced; rank i gets part i, (S...).
-at::Tensor reduce_scatter(const at::Tensor& tensor, ReduceOp op, const ProcessGroup& group);
+at::Tensor reduce_scatter(const at::Tensor& tensor,
+                          ReduceOp op,
+                          const ProcessGroup& group,
+                          std::string_view label = {});
 [[nodiscard]] Work reduce_scatter_async(at::Tensor& output,
                                         const at::Tensor& tensor,
                                         ReduceOp op,
-                                        const ProcessGroup& group);
+                                        const ProcessGroup& group,
+                                        std::string_view label = {});
 
 /// (size, S...): rank i gets part i of every rank, in order of rank.
-at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group);
+at::Tensor all_to_all(const at::Tensor& tensor,
+                      const ProcessGroup& group,
+                      std::string_view label = {});
 
 /// In place, from the member with rank `root` of the group.
-void broadcast(at::Tensor& tensor, int root, const ProcessGroup& group);
-[[nodiscard]] Work broadcast_async(at::Tensor& tensor, int root, const ProcessGroup& group);
+void broadcast(at::Tensor& tensor,
+               int root,
+               const ProcessGroup& group,
+               std::string_view label = {});
+[[nodiscard]] Work broadcast_async(at::Tensor& tensor,
+                                   int root,
+                                   const ProcessGroup& group,
+                                   std::string_view label = {});
 /// Many tensors of any dtypes with few collectives. In place; contiguous or not.
 void broadcast_all(std::vector<at::Tensor> tensors, int root, const ProcessGroup& group);
 

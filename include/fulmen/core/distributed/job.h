@@ -22,6 +22,7 @@ struct JobOptions {
   std::int64_t num_nodes = 1;
   Launch launch = Launch::kAuto;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
+  CollectiveChecks debug_collectives = CollectiveChecks::kNone;
 };
 
 /// Joins the job of this process and returns its world. The first call in a process that nobody

@@ -47,6 +47,14 @@ class ProcessGroup {
   std::shared_ptr<State> state_;
 };
 
+enum class CollectiveChecks {
+  kNone,
+  /// Before each collective the ranks of its group compare what they are about to call (operation,
+  /// dtype, shape, root, label), and fail together where it differs. For debugging: every
+  /// collective takes about twice as long, and asynchronous ones start when they are waited for.
+  kCompare,
+};
+
 struct WorldOptions {
   /// How long a rank waits for its peers, in the rendezvous and in each collective.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
@@ -54,6 +62,8 @@ struct WorldOptions {
   bool all_ranks_local = true;
   /// Begins the keys in the store, so that an earlier job on the same store is never met.
   std::string key_prefix = "fulmen";
+  /// Rank 0's counts for all. The variable FULMEN_DEBUG_COLLECTIVES=1 is the same as kCompare.
+  CollectiveChecks debug_collectives = CollectiveChecks::kNone;
 };
 
 /// All ranks of a job, and the groups that were made among them. One object per rank; not

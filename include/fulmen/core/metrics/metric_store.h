@@ -111,6 +111,11 @@ class MetricStore {
   /// Everything committed, but for the sanity check; what is pending is left out. After
   /// load_state_dict all readers give the same values, bit for bit, and so do the sums that go on.
   StateDict state_dict() const;
+  /// The state of a rank that goes on where several were: that of the first, with the sums of the
+  /// open epoch of training over all of them. Throws as load_state_dict and reduce_epoch.
+  static StateDict merge_open_sums(const std::vector<StateDict>& of_ranks);
+  /// The same state with new sums in the open epoch of training.
+  static StateDict without_open_sums(const StateDict& state);
   /// Replaces everything. A metric that the program logs with another hook, reduction, on_step or
   /// on_epoch than the saved one starts anew. Throws CheckpointError, and changes nothing then.
   void load_state_dict(const StateDict& state);
