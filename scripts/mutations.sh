@@ -83,7 +83,7 @@ mutate "what a rank did not use is not zero" "$reducer" \
 mutate "reduced gradients are summed again" "$reducer" \
   'gradient.mul_(part);' '(void)part;'
 mutate "an uneven last batch counts as a whole one" core/data/epoch_order.cpp \
-  'range_of(batch_idx).size * share_.count' 'samples'
+  'return static_cast<double>(range_of(batch_idx).size * share_.count) /' 'return 1.0 + 0.0 *'
 mutate "an inf of one rank is that rank's alone" strategies/ddp.cpp \
   'if (parameters_.has_own_parts()) all_reduce(found' 'if (false) all_reduce(found'
 mutate "weights along a model axis are not compared" "$reducer" \

@@ -42,7 +42,7 @@ missing_packages() {
   command -v ccache > /dev/null || echo ccache
   local package other
   for package in libboost1.81-dev libboost-json1.81-dev libprotozero-dev libcli11-dev \
-      libgtest-dev libgmock-dev libbenchmark-dev zlib1g-dev openmpi-bin; do
+      libgtest-dev libgmock-dev libbenchmark-dev libssl-dev zlib1g-dev openmpi-bin; do
     other="${package/1.81/}"
     if installed "$package" || installed "$other"; then continue; fi
     # Systems that have another Boost name it without its version.
@@ -71,7 +71,7 @@ if command -v apt-get > /dev/null && command -v dpkg-query > /dev/null; then
   install_packages
 else
   say "not a Debian system: needed are CMake 3.25, Ninja, g++ 12 or clang 14, Python 3 with venv,"
-  say "Boost 1.81 with Boost.JSON, protozero, CLI11, GoogleTest and Google Benchmark (ccache helps)"
+  say "Boost 1.81 with Boost.JSON, OpenSSL 3, protozero, CLI11, GoogleTest and Google Benchmark (ccache helps)"
   mapfile -t missing < <(missing_tools)
   ((${#missing[@]} == 0)) || die "not found: ${missing[*]}"
 fi

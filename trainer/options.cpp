@@ -3,6 +3,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "fulmen/core/distributed/environment.h"
 #include "fulmen/core/support/error.h"
 
 namespace fulmen {
@@ -152,8 +153,13 @@ Seconds parse_duration(std::string_view text) {
   return Seconds(((days * 24 + hours) * 60 + minutes) * 60 + seconds);
 }
 
+std::int64_t launched_ranks() {
+  const auto job = detect_job(process_environment());
+  return job ? job->topology.world_size : 1;
+}
+
 void validate(const TrainerOptions& options) {
-  require_at_least("devices", options.devices, 1);
+  if (options.devices != kAsLaunched) require_at_least("devices", options.devices, 1);
   require_at_least("num_nodes", options.num_nodes, 1);
   const auto& name = options.accelerator.name();
   if (options.accelerator.object() == nullptr && name != "auto" && name != "cpu" &&

@@ -40,6 +40,10 @@ std::filesystem::path newest_sibling_with(const std::filesystem::path& directory
 
 Session::Session(TrainerOptions given) : options(std::move(given)), log_(options.log_sink) {
   fulmen::validate(options);
+  if (options.devices == kAsLaunched) {
+    options.devices = launched_ranks();
+    options.num_nodes = 1;
+  }
   if (options.fast_dev_run > 0) {  // One epoch of a few batches, then one validation.
     options.val_check_interval = {};
     options.check_val_every_n_epoch = 1;

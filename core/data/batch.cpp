@@ -3,9 +3,42 @@
 #include <ATen/ATen.h>
 #include <c10/util/Type.h>
 
+#include <algorithm>
+
 #include "fulmen/core/support/error.h"
 
 namespace fulmen {
+namespace detail {
+
+void fail_to_travel(const std::type_info& type) {
+  fail<ConfigError>(
+      c10::demangle(type.name()),
+      "predictions of this type cannot travel to rank 0 whole: it may hold more than the tensors ",
+      "that Fulmen sees, or it has no default constructor. Return tensors, containers, strings "
+      "and ",
+      "numbers, or declare, in the type's namespace, auto batch_parts(T& batch) { return ",
+      "std::tie(batch.first, batch.second); } with all of its members. Or set ",
+      ".use_distributed_sampler = false and split the data yourself: then each rank keeps its own ",
+      "predictions.");
+}
+
+// Its tensors have to lie side by side over the whole object: then there is nothing else in it.
+void exchange_tensors_of(const std::type_info& type,
+                         const void* object,
+                         std::size_t size,
+                         c10::function_ref<void(const TensorVisitor&)> for_each,
+                         BatchArchive& archive) {
+  std::vector<at::Tensor*> tensors;
+  for_each([&](at::Tensor& tensor) { tensors.push_back(&tensor); });
+  std::sort(tensors.begin(), tensors.end());
+  const auto* first = static_cast<const at::Tensor*>(object);
+  bool whole = tensors.size() * sizeof(at::Tensor) == size;
+  for (std::size_t i = 0; i < tensors.size() && whole; ++i) whole = tensors[i] == first + i;
+  if (!whole) fail_to_travel(type);
+  for (auto* tensor : tensors) archive.tensor(*tensor);
+}
+
+}  // namespace detail
 
 void Batch::check_size(std::size_t expected) const {
   if (tensors.size() == expected) return;
@@ -47,6 +80,21 @@ std::int64_t BatchView::rows() const {
     rows = size;
   });
   return rows.value_or(1);
+}
+
+void BatchView::exchange(BatchArchive& archive) const {
+  if (!has_value()) return;
+  if (operations_->exchange == nullptr) detail::fail_to_travel(type());
+  operations_->exchange(batch_, archive);
+}
+
+AnyBatch AnyBatch::another() const {
+  if (!has_value()) return {};
+  const auto* operations = view_.operations_;
+  if (operations->make == nullptr) detail::fail_to_travel(operations->type);
+  AnyBatch made;
+  made.view_ = BatchView(operations->make(), operations);
+  return made;
 }
 
 void BatchView::to(c10::Device device, Transfer transfer) const {

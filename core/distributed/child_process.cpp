@@ -116,6 +116,14 @@ class Pipe {
   constexpr unsigned int kCloseOnExec = 1U << 2;
   ::syscall(SYS_close_range, 3U, ~0U, kCloseOnExec);
 #endif
+  // A handler of this process would speak for it: its pipes to itself are the copy's too.
+  for (int number = 1; number < NSIG; ++number) {
+    struct sigaction action = {};
+    if (::sigaction(number, nullptr, &action) != 0 || action.sa_handler == SIG_IGN) continue;
+    action = {};
+    action.sa_handler = SIG_DFL;
+    ::sigaction(number, &action, nullptr);
+  }
   ::sigprocmask(SIG_SETMASK, &signal_mask, nullptr);
   ::execve(executable, arguments, variables);
   ::_exit(127);
@@ -124,9 +132,10 @@ class Pipe {
 }  // namespace
 
 StartedChild start_child(const ChildRank& rank, const sigset_t& signal_mask) {
-  CStrings arguments(own_arguments(rank.rank));
+  const bool is_own = rank.command.empty();
+  CStrings arguments(is_own ? own_arguments(rank.rank) : rank.command);
   CStrings variables(environment_with(rank.variables));
-  const auto executable = own_executable();
+  const auto executable = is_own ? own_executable() : rank.command.front();
   Pipe output(rank.rank);
   Pipe errors(rank.rank);
   const pid_t parent = ::getpid();

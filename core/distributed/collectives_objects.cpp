@@ -19,6 +19,9 @@ namespace json = boost::json;
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
 // Of what is copied into one tensor for a joint broadcast.
 constexpr std::int64_t kJointBytes = std::int64_t{64} << 20;
+// Of each rank in the first collective of an all-gather: its size, and room for the object.
+constexpr std::int64_t kFirstBytes = 4096;
+constexpr std::int64_t kRoom = kFirstBytes - static_cast<std::int64_t>(sizeof(std::int64_t));
 
 at::Tensor to_tensor(std::string_view bytes) {
   auto tensor = at::empty({static_cast<std::int64_t>(bytes.size())}, at::kByte);
@@ -53,17 +56,36 @@ std::vector<std::int64_t> sizes_of_all(std::string_view what,
   return sizes;
 }
 
+// The first collective carries the sizes and what fits beside them, so that small objects, such as
+// the metrics of an epoch, cost one.
 std::vector<std::string> all_gather_bytes(std::string_view what,
                                           std::string_view bytes,
                                           const ProcessGroup& group) {
   if (group.size() == 1) return {std::string(bytes)};
-  const auto sizes = sizes_of_all(what, bytes.size(), group);
-  auto mine = at::zeros({*std::max_element(sizes.begin(), sizes.end())}, at::kByte);
-  if (!bytes.empty()) std::memcpy(mine.data_ptr(), bytes.data(), bytes.size());
-  const auto all = all_gather(mine, group, what);
-  std::vector<std::string> result;
+  const auto rows = [&](std::string_view part, const at::Tensor& row, std::int64_t begin) {
+    if (!part.empty())
+      std::memcpy(row.mutable_data_ptr<std::uint8_t>() + begin, part.data(), part.size());
+    return all_gather(row, group, what);
+  };
+  const auto mine = std::ssize(bytes);
+  auto head = at::zeros({kFirstBytes}, at::kByte);
+  std::memcpy(head.mutable_data_ptr(), &mine, sizeof mine);
+  const auto first = rows(bytes.substr(0, kRoom), head, sizeof mine);
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(group.size()));
   for (int rank = 0; rank < group.size(); ++rank)
-    result.push_back(to_string(all[rank].narrow(0, 0, sizes[static_cast<std::size_t>(rank)])));
+    std::memcpy(&sizes[static_cast<std::size_t>(rank)], first[rank].const_data_ptr(), sizeof mine);
+  check_sizes(what, sizes);
+  const auto largest = *std::max_element(sizes.begin(), sizes.end());
+  at::Tensor second;
+  if (largest > kRoom)
+    second =
+        rows(mine > kRoom ? bytes.substr(kRoom) : "", at::zeros({largest - kRoom}, at::kByte), 0);
+  std::vector<std::string> result;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto size = sizes[static_cast<std::size_t>(rank)];
+    result.push_back(to_string(first[rank].narrow(0, sizeof mine, std::min(size, kRoom))));
+    if (size > kRoom) result.back() += to_string(second[rank].narrow(0, 0, size - kRoom));
+  }
   return result;
 }
 

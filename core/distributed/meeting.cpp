@@ -10,13 +10,18 @@
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/ip/udp.hpp>
 #include <cerrno>
+#include <cstdlib>
 #include <stdexcept>
 #include <system_error>
 #include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "core/distributed/key_value_store.h"
 #include "fulmen/core/support/error.h"
+#include "fulmen/core/support/log.h"
 
 namespace fulmen::detail {
 namespace {
@@ -105,25 +110,70 @@ std::string brief(const std::exception& error) {
   return text.substr(0, text.find('\n'));
 }
 
+std::string variable(const std::string& name) {
+  return process_environment()(name).value_or("");
+}
+
+/// Whether fulmen-run serves the store.
+bool is_served_by_run() {
+  const auto value = variable("FULMEN_STORE");
+  if (value.empty() || value == "agent") return !value.empty();
+  fail<ConfigError>("The job", "FULMEN_STORE must be \"agent\" or unset, got \"", value, "\".");
+}
+
+/// Ranks on several hosts whose store anybody can use: as of old under launchers that know no other
+/// way, and an error where Fulmen's user set all variables and can set one more.
+void check_open_store(const JobPlace& place) {
+  const auto where = place.master_addr + ":" + std::to_string(place.master_port);
+  if (place.method == LaunchMethod::kVariables) {
+    fail<ConfigError>(
+        "The job",
+        "its ranks meet at ",
+        where,
+        ", which is not loopback, and there is no token, so everybody who reaches it ",
+        "could join. ",
+        kTokenRemedy,
+        " If all ranks are on this host, set MASTER_ADDR=127.0.0.1 instead.");
+  }
+  if (place.topology.rank != 0) return;
+  Log().warning("Job: its ranks are on several hosts and there is no token, so everybody who ",
+                "reaches ",
+                where,
+                " can join or disturb it. ",
+                kTokenRemedy);
+}
+
+/// The address under which hosts of that network reach this one; `host` itself if it is this one.
+std::string own_address_towards(const std::string& host, std::uint16_t port) {
+  asio::io_context context;
+  asio::ip::udp::resolver resolver(context);
+  asio::ip::udp::socket socket(context);
+  asio::connect(socket, resolver.resolve(host, std::to_string(port)));  // Sends nothing.
+  const auto address = socket.local_endpoint().address();
+  return address.is_loopback() || address == socket.remote_endpoint().address()
+             ? host
+             : address.to_string();
+}
+
 }  // namespace
 
 Meeting::Meeting(const JobPlace& place, milliseconds timeout)
-    : host_(place.master_addr), port_(place.master_port) {
+    : host_(place.master_addr),
+      port_(place.master_port),
+      run_serves_(is_served_by_run()),
+      token_(JobToken::find(process_environment())) {
   const auto& topology = place.topology;
-  const bool serves = topology.rank == 0 && !place.agent_serves_store;
+  const bool agent_serves = place.agent_serves_store || run_serves_;
+  const bool serves = topology.rank == 0 && !agent_serves;
   const bool same_host = place.hosts_known && topology.local_world_size == topology.world_size;
   all_ranks_local_ = same_host || is_loopback(host_);
-  if (all_ranks_local_ && !place.agent_serves_store) host_ = kLoopback;
+  if (all_ranks_local_ && !agent_serves) host_ = kLoopback;
   if (place.master_addr.empty()) {  // Open MPI on one host: nobody named a port.
     port_file_ = std::make_unique<PortFile>(place.job_id);
     if (!serves) port_ = port_file_->wait(timeout);
   }
   try {
-    if (serves && all_ranks_local_) {
-      serve_on_loopback(timeout);
-    } else {
-      open_store(serves, timeout);
-    }
+    open(place, serves, timeout);
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -138,6 +188,56 @@ Meeting::Meeting(const JobPlace& place, milliseconds timeout)
                            brief(error));
   }
   if (port_file_ != nullptr && serves) port_file_->publish(port_);
+}
+
+void Meeting::open(const JobPlace& place, bool serves, milliseconds timeout) {
+  if (run_serves_ || token_ != nullptr) return open_closed_store(place, serves, timeout);
+  if (!all_ranks_local_) check_open_store(place);
+  if (serves && all_ranks_local_) return serve_on_loopback(timeout);
+  open_store(serves, timeout);
+}
+
+void Meeting::open_closed_store(const JobPlace& place, bool serves, milliseconds timeout) {
+  if (serves) {
+    serve_closed_store(port_, timeout);
+  } else if (place.agent_serves_store && !run_serves_) {
+    meet_through_agent(place, timeout);
+  } else {
+    reach_closed_store(host_, timeout);
+  }
+  // Of this start of the ranks, so that those of an earlier one are not met.
+  if (const auto prefix = variable("FULMEN_STORE_PREFIX"); run_serves_ && !prefix.empty())
+    store_ = c10::make_intrusive<c10d::PrefixStore>(prefix, std::move(store_));
+}
+
+/// An agent that knows no tokens serves a store of c10d. Nothing but the place of the closed store
+/// is looked up there: who gives a wrong one cannot show the token.
+void Meeting::meet_through_agent(const JobPlace& place, milliseconds timeout) {
+  open_store(false, timeout);
+  const auto open = std::move(store_);
+  const auto key = "fulmen/" + place.job_id + "/closed store";
+  if (place.topology.rank == 0) {
+    const auto own = all_ranks_local_ ? kLoopback : own_address_towards(host_, port_);
+    serve_closed_store(0, timeout);
+    open->set(key, std::to_string(port_) + " " + own);
+    return;
+  }
+  const auto found = open->get_to_str(key);
+  port_ = static_cast<std::uint16_t>(std::strtoul(found.c_str(), nullptr, 10));
+  const auto space = found.find(' ');
+  reach_closed_store(space == std::string::npos ? host_ : found.substr(space + 1), timeout);
+}
+
+void Meeting::serve_closed_store(std::uint16_t port, milliseconds timeout) {
+  server_ = std::make_unique<KeyValueServer>(KeyValueServerOptions{
+      .host = all_ranks_local_ ? kLoopback : "", .port = port, .token = token_});
+  port_ = server_->port();
+  reach_closed_store(kLoopback, timeout);
+}
+
+void Meeting::reach_closed_store(const std::string& host, milliseconds timeout) {
+  store_ = c10::make_intrusive<KeyValueStore>(
+      KeyValueStoreOptions{.host = host, .port = port_, .token = token_, .timeout = timeout});
 }
 
 void Meeting::serve_on_loopback(milliseconds timeout) {

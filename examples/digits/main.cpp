@@ -107,7 +107,9 @@ void add_options(CLI::App& app, Settings& settings) {
   app.option_defaults()->always_capture_default()->take_last();
   app.add_option("--data", settings.data, "The gzipped CSV file of the digits");
   app.add_option("--epochs", settings.epochs, "Epochs in all")->check(CLI::Range(1, 1000000));
-  app.add_option("--devices", settings.devices, "Ranks on this host")->check(CLI::Range(1, 1024));
+  app.add_option(
+         "--devices", settings.devices, "Ranks on this host; 0: as many as the launcher started")
+      ->check(CLI::Range(0, 1024));
   app.add_option("--batch-size", settings.batch_size, "Images per batch, over all ranks");
   app.add_option("--accumulate", settings.accumulate, "Batches per optimizer step");
   app.add_option("--lr", settings.lr, "Highest learning rate");
@@ -126,17 +128,18 @@ int run(const Settings& settings) {
   // Of the images 20 % are for the test; of the others a tenth is for validation.
   const auto data = digits::read_digits(settings.data);
   const auto parts = fulmen::random_split(data.size(), {0.72, 0.08, 0.2}, settings.seed);
-  if (settings.batch_size % settings.devices != 0)
-    throw std::invalid_argument("--batch-size must be a multiple of --devices");
+  const auto devices = settings.devices == 0 ? fulmen::launched_ranks() : settings.devices;
+  if (settings.batch_size % devices != 0)
+    throw std::invalid_argument("--batch-size must be a multiple of the number of ranks");
   const fulmen::DataLoader train(fulmen::Subset(data, parts[0]),
-                                 {.batch_size = settings.batch_size / settings.devices,
+                                 {.batch_size = settings.batch_size / devices,
                                   .shuffle = true,
                                   .num_workers = settings.num_workers});
   const fulmen::DataLoader val(fulmen::Subset(data, parts[1]), {.batch_size = 256});
   const fulmen::DataLoader test(fulmen::Subset(data, parts[2]), {.batch_size = 256});
 
   fulmen::Trainer trainer(
-      {.devices = settings.devices,
+      {.devices = devices,
        .precision = fulmen::parse_precision(settings.precision),
        .callbacks = {fulmen::ModelCheckpoint::make({.dirpath = settings.output / "checkpoints",
                                                     .monitor = "val_loss",

@@ -101,6 +101,13 @@ enum class UnevenData {
 /// requeued: what cannot be is an Error after the checkpoint.
 enum class SignalHandling { kSaveAndStop, kNone };
 
+/// As many ranks as the launcher of this process has started, on all hosts, when the trainer is
+/// made; 1 without a launcher. For jobs whose size changes when they are restarted (fulmen-run
+/// --nnodes 2:4). TrainerOptions::num_nodes does not count then.
+inline constexpr std::int64_t kAsLaunched = -1;
+/// What kAsLaunched means in this process. Throws ConfigError for a partial set of variables.
+std::int64_t launched_ranks();
+
 /// Everything a Trainer can be told. Names and meanings are lightning.pytorch.Trainer's;
 /// docs/differences.md lists where they differ. Fill it with designated initialisers, in this
 /// order.
@@ -108,7 +115,7 @@ struct TrainerOptions {
   AcceleratorOption accelerator = "auto";
   /// Null: one device, or DdpStrategy for more than one rank.
   std::shared_ptr<Strategy> strategy = {};
-  std::int64_t devices = 1;    ///< Ranks on each host, one device each.
+  std::int64_t devices = 1;    ///< Ranks on each host, one device each; or kAsLaunched.
   std::int64_t num_nodes = 1;  ///< Hosts.
   /// Each data rank reads its share of every loader. False: loaders are read in full by each rank,
   /// for data that you have split yourself.

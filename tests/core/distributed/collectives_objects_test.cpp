@@ -72,6 +72,23 @@ TEST(Objects, AreGatheredInOrderOfRank) {
   });
 }
 
+TEST(Objects, ThatAreSmallCostOneCollective) {
+  run_thread_ranks(3, [](const std::shared_ptr<World>& world) {
+    const auto group = world->all();
+    // 4088 bytes fit, two of them quotation marks; rank 1 always has little.
+    for (const int size : {0, 4085, 4086, 4087, 20000}) {
+      const auto make = [&](int rank) {
+        return json::value(std::string(rank == 1 ? 3 : static_cast<std::size_t>(size), 'a'));
+      };
+      const auto before = group.counters().total().calls;
+      const auto all = all_gather_object(make(group.rank()), group);
+      EXPECT_EQ(group.counters().total().calls - before, size <= 4086 ? 1 : 2) << size;
+      for (int rank = 0; rank < group.size(); ++rank)
+        EXPECT_EQ(all[static_cast<std::size_t>(rank)], make(rank)) << size;
+    }
+  });
+}
+
 TEST(Objects, ThatAreNotJsonFailOnAllRanks) {
   on_ranks(
       [](const ProcessGroup& group) {

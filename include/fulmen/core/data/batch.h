@@ -7,6 +7,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "fulmen/core/data/batch_exchange.h"
 #include "fulmen/core/data/batch_visit.h"
 
 namespace fulmen {
@@ -16,6 +17,8 @@ struct BatchOperations {
   void (*visit)(void* batch, const TensorVisitor& visit);
   std::int64_t (*rows)(const void* batch);  ///< Null: the tensors tell.
   void (*destroy)(void* batch);
+  void (*exchange)(void* batch, BatchArchive& archive);  ///< Null: it cannot travel.
+  void* (*make)();                                       ///< Null: the same.
   const std::type_info& type;
 };
 
@@ -34,11 +37,33 @@ constexpr auto rows_function() -> std::int64_t (*)(const void*) {
 }
 
 template <class T>
+constexpr auto exchange_function() -> void (*)(void*, BatchArchive&) {
+  if constexpr (can_travel<T>()) {
+    return [](void* batch, BatchArchive& archive) {
+      exchange_parts(*static_cast<T*>(batch), archive);
+    };
+  } else {
+    return nullptr;
+  }
+}
+
+template <class T>
+constexpr auto make_function() -> void* (*)() {
+  if constexpr (can_travel<T>()) {
+    return []() -> void* { return new T(); };
+  } else {
+    return nullptr;
+  }
+}
+
+template <class T>
 inline const BatchOperations kBatchOperations = {
     .visit = [](void* batch,
                 const TensorVisitor& visit) { visit_batch(*static_cast<T*>(batch), visit); },
     .rows = rows_function<T>(),
     .destroy = [](void* batch) { delete static_cast<T*>(batch); },
+    .exchange = exchange_function<T>(),
+    .make = make_function<T>(),
     .type = typeid(T),
 };
 
@@ -67,6 +92,9 @@ class BatchView {
     return batch_ != nullptr && operations_->type == typeid(B) ? static_cast<B*>(batch_) : nullptr;
   }
   const std::type_info& type() const;
+  /// Throws ConfigError, which names the type and the remedy, for a batch that holds what Fulmen
+  /// cannot see.
+  void exchange(BatchArchive& archive) const;
 
  private:
   friend class AnyBatch;
@@ -97,6 +125,8 @@ class AnyBatch {
   bool has_value() const { return view_.has_value(); }
   void reset() { *this = AnyBatch(); }
   BatchView view() const { return view_; }
+  /// A new one of the same type. Throws ConfigError as BatchView::exchange().
+  AnyBatch another() const;
   /// Throws nothing: the caller has checked the type.
   template <class B>
   B& get() const {

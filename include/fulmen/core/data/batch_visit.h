@@ -46,6 +46,8 @@ struct Batch {
 // declare, in its namespace:
 //   void for_each_tensor(MyBatch& batch, const fulmen::TensorVisitor& visit) { visit(batch.x);
 //   visit(batch.y); }
+// or, if it holds other things as well and has to travel (predictions go to rank 0):
+//   auto batch_parts(MyBatch& batch) { return std::tie(batch.x, batch.names, batch.score); }
 // and, if its tensors do not agree in dim 0 (its rows are ambiguous then):
 //   std::int64_t batch_rows(const MyBatch& batch);
 
@@ -76,6 +78,11 @@ concept HasForEachTensor = requires(T& batch, const TensorVisitor& visit) {
 };
 
 template <class T>
+concept HasBatchParts = requires(T& batch) {
+  batch_parts(batch);
+};
+
+template <class T>
 concept HasBatchRows = requires(const T& batch) {
   { batch_rows(batch) } -> std::convertible_to<std::int64_t>;
 };
@@ -96,6 +103,8 @@ void visit_batch(T& value, const TensorVisitor& visit) {
     for (auto& tensor : value.tensors) visit(tensor);
   } else if constexpr (HasForEachTensor<T>) {
     for_each_tensor(value, visit);
+  } else if constexpr (HasBatchParts<T>) {
+    std::apply([&](auto&... parts) { (visit_batch(parts, visit), ...); }, batch_parts(value));
   } else if constexpr (kIsExample<T>) {
     visit_batch(value.data, visit);
     if constexpr (kHasTarget<T>) visit_batch(value.target, visit);
