@@ -42,7 +42,7 @@ missing_packages() {
   command -v ccache > /dev/null || echo ccache
   local package other
   for package in libboost1.81-dev libboost-json1.81-dev libprotozero-dev libcli11-dev \
-      libgtest-dev libgmock-dev libbenchmark-dev libssl-dev zlib1g-dev openmpi-bin; do
+      libgtest-dev libgmock-dev libbenchmark-dev libssl-dev zlib1g-dev openmpi-bin iproute2; do
     other="${package/1.81/}"
     if installed "$package" || installed "$other"; then continue; fi
     # Systems that have another Boost name it without its version.

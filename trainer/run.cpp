@@ -111,6 +111,7 @@ void Session::run(Stage stage,
   if (parameter_dtype(options.precision) != at::kFloat) dtype.emplace(options.precision);
   bool interrupted = false;
   bool requeues = false;
+  int signal = 0;
   try {
     connect(stage);
     prepare(stage);
@@ -123,6 +124,7 @@ void Session::run(Stage stage,
     if (interrupted) {
       interrupt(reason);
       requeues = any_rank(SignalGuard::received() == SIGUSR1 ? Answer::kYes : Answer::kNo);
+      signal = signal_of_any_rank();
     }
     end(reason != nullptr ? RunStatus::kInterrupted : RunStatus::kFinished);
   } catch (const std::exception& error) {
@@ -136,7 +138,7 @@ void Session::run(Stage stage,
     requeue_slurm_job(slurm_job);
     log_.info("Trainer: SLURM has put job ", slurm_job, " back into its queue.");
   }
-  if (signals) signals->deliver();
+  if (signals) signals->deliver(signal);
   if (interrupted && stage != Stage::kFit) {
     fail<Interrupted>("Trainer",
                       to_string(stage),

@@ -56,6 +56,8 @@ class Session final : public TrainerContext, public ManualOptimization {
   void agree_on_wishes();
   /// Collective: whether it is kYes on any rank.
   bool any_rank(Answer mine) const;
+  /// The signal that a rank got, the one of the greatest number; 0: none did. Collective.
+  int signal_of_any_rank() const;
   /// Of the run; of one process before the first has begun.
   const Topology& topology() const { return topology_; }
   bool several_ranks() const { return topology_.world_size > 1; }

@@ -112,6 +112,14 @@ bool Session::any_rank(Answer mine) const {
   return any.item<std::int64_t>() != 0;
 }
 
+int Session::signal_of_any_rank() const {
+  const std::int64_t mine =
+      options.signals == SignalHandling::kSaveAndStop ? SignalGuard::received() : 0;
+  if (!several_ranks()) return static_cast<int>(mine);
+  const auto any = strategy_->reduce(at::tensor({mine}, at::kLong), ReduceOp::kMax);
+  return static_cast<int>(any.item<std::int64_t>());
+}
+
 const char* Session::interruption() {
   if (interruption_text_.empty() && !several_ranks() && stop_wanted()) stop_jointly();
   return interruption_text_.empty() ? nullptr : interruption_text_.c_str();

@@ -62,9 +62,9 @@ int SignalGuard::received() noexcept {
   return received_signal.load(std::memory_order_relaxed);
 }
 
-void SignalGuard::deliver() {
+void SignalGuard::deliver(int of_another_rank) {
   if (!installed_) return;
-  const int number = received();
+  const int number = received() != 0 ? received() : of_another_rank;
   restore();
   if (number != 0) std::raise(number);
 }

@@ -18,8 +18,9 @@ class SignalGuard {
 
   /// 0 or the number of the signal that came.
   static int received() noexcept;
-  /// Puts the previous handlers back and passes on the signal that came, if one did.
-  void deliver();
+  /// Puts the previous handlers back and passes on the signal that came, or `of_another_rank` if
+  /// none did; 0: none.
+  void deliver(int of_another_rank);
 
  private:
   void restore() noexcept;

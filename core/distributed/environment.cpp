@@ -118,7 +118,7 @@ std::optional<JobPlace> from_rank_variables(const Variables& variables) {
     place.method = LaunchMethod::kSelf;
     place.job_id = variables.text("FULMEN_LAUNCHED");
   } else if (variables.has("TORCHELASTIC_RUN_ID")) {
-    place.method = LaunchMethod::kTorchrun;
+    place.method = variables.has("FULMEN_STORE") ? LaunchMethod::kRun : LaunchMethod::kTorchrun;
     const auto restarts = variables.number("TORCHELASTIC_RESTART_COUNT", 0).value_or(0);
     place.job_id = variables.text("TORCHELASTIC_RUN_ID") + "/" + std::to_string(restarts);
     place.agent_serves_store = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
@@ -225,6 +225,8 @@ const char* to_string(LaunchMethod method) {
       return "single process";
     case LaunchMethod::kSelf:
       return "self-launch";
+    case LaunchMethod::kRun:
+      return "fulmen-run";
     case LaunchMethod::kTorchrun:
       return "torchrun";
     case LaunchMethod::kVariables:

@@ -4,6 +4,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "fulmen/core/distributed/environment.h"
+
 namespace fulmen::detail {
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<c10d::Store>& store,
@@ -11,13 +13,14 @@ c10::intrusive_ptr<c10d::ProcessGroup> make_gloo_group(const c10::intrusive_ptr<
                                                        int size,
                                                        const std::string& name,
                                                        std::chrono::milliseconds timeout,
-                                                       Listen listen) {
+                                                       const std::string& listen_address) {
   using c10d::ProcessGroup;
   using c10d::ProcessGroupGloo;
   auto options = ProcessGroupGloo::Options::create(timeout);
-  options->devices.push_back(listen == Listen::kLoopback
-                                 ? ProcessGroupGloo::createDeviceForHostname("127.0.0.1")
-                                 : ProcessGroupGloo::createDefaultDevice());
+  const auto interface = process_environment()(kInterfaceVariable).value_or("");
+  options->devices.push_back(!listen_address.empty()
+                                 ? ProcessGroupGloo::createDeviceForHostname(listen_address)
+                                 : ProcessGroupGloo::createDeviceForInterface(interface));
   auto group = c10::make_intrusive<ProcessGroup>(store, rank, size);
   auto backend = c10::make_intrusive<ProcessGroupGloo>(store, rank, size, options);
   group->setBackend(c10::DeviceType::CPU, ProcessGroup::BackendType::GLOO, backend);

@@ -134,7 +134,7 @@ class Job {
     return World::join(place_.topology,
                        meeting_->store(),
                        {.timeout = options.timeout,
-                        .all_ranks_local = meeting_->all_ranks_local(),
+                        .listen_address = meeting_->listen_address(place_),
                         .key_prefix = prefix,
                         .debug_collectives = options.debug_collectives});
   }

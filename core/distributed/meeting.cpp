@@ -10,7 +10,6 @@
 #include <boost/asio/connect.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <boost/asio/ip/udp.hpp>
 #include <cerrno>
 #include <cstdlib>
 #include <stdexcept>
@@ -19,7 +18,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "core/distributed/gloo_group.h"
 #include "core/distributed/key_value_store.h"
+#include "core/distributed/own_address.h"
 #include "fulmen/core/support/error.h"
 #include "fulmen/core/support/log.h"
 
@@ -143,18 +144,6 @@ void check_open_store(const JobPlace& place) {
                 kTokenRemedy);
 }
 
-/// The address under which hosts of that network reach this one; `host` itself if it is this one.
-std::string own_address_towards(const std::string& host, std::uint16_t port) {
-  asio::io_context context;
-  asio::ip::udp::resolver resolver(context);
-  asio::ip::udp::socket socket(context);
-  asio::connect(socket, resolver.resolve(host, std::to_string(port)));  // Sends nothing.
-  const auto address = socket.local_endpoint().address();
-  return address.is_loopback() || address == socket.remote_endpoint().address()
-             ? host
-             : address.to_string();
-}
-
 }  // namespace
 
 Meeting::Meeting(const JobPlace& place, milliseconds timeout)
@@ -190,6 +179,27 @@ Meeting::Meeting(const JobPlace& place, milliseconds timeout)
   if (port_file_ != nullptr && serves) port_file_->publish(port_);
 }
 
+std::string Meeting::listen_address(const JobPlace& place) const {
+  if (all_ranks_local_) return kLoopback;
+  if (!variable(kInterfaceVariable).empty()) return "";
+  const auto& topology = place.topology;
+  try {
+    return reachable_address(
+        host_, port_, topology.rank, topology.world_size, "fulmen/" + place.job_id, *store_);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    fail<DistributedError>("The job",
+                           "rank ",
+                           topology.rank,
+                           " does not know at which address of this host the others reach it: ",
+                           brief(error),
+                           ". Set ",
+                           kInterfaceVariable,
+                           " to the name of a network interface.");
+  }
+}
+
 void Meeting::open(const JobPlace& place, bool serves, milliseconds timeout) {
   if (run_serves_ || token_ != nullptr) return open_closed_store(place, serves, timeout);
   if (!all_ranks_local_) check_open_store(place);
@@ -217,9 +227,10 @@ void Meeting::meet_through_agent(const JobPlace& place, milliseconds timeout) {
   const auto open = std::move(store_);
   const auto key = "fulmen/" + place.job_id + "/closed store";
   if (place.topology.rank == 0) {
+    // A name that means loopback here is known to the others by another address.
     const auto own = all_ranks_local_ ? kLoopback : own_address_towards(host_, port_);
     serve_closed_store(0, timeout);
-    open->set(key, std::to_string(port_) + " " + own);
+    open->set(key, std::to_string(port_) + " " + (is_loopback(own) ? host_ : own));
     return;
   }
   const auto found = open->get_to_str(key);

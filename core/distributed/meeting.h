@@ -32,6 +32,8 @@ class Meeting {
 
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
   bool all_ranks_local() const { return all_ranks_local_; }
+  /// Where sockets of the groups listen on this host. Collective (reachable_address).
+  std::string listen_address(const JobPlace& place) const;
   std::uint16_t port() const { return port_; }
   std::string address() const { return host_ + ":" + std::to_string(port_); }
   /// What tells the other ranks the port, if it had to be published; removed with the result.

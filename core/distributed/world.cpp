@@ -103,13 +103,12 @@ c10::intrusive_ptr<c10d::ProcessGroup> connect(const ProcessGroup::State& group,
   try {
     own->set(announcement(group.ranks[static_cast<std::size_t>(group.rank)]),
              std::vector<std::uint8_t>{1});
-    return detail::make_gloo_group(
-        own,
-        group.rank,
-        static_cast<int>(group.ranks.size()),
-        name,
-        options.timeout,
-        options.all_ranks_local ? detail::Listen::kLoopback : detail::Listen::kHostName);
+    return detail::make_gloo_group(own,
+                                   group.rank,
+                                   static_cast<int>(group.ranks.size()),
+                                   name,
+                                   options.timeout,
+                                   options.listen_address);
   } catch (const std::exception& error) {
     fail<DistributedError>("World",
                            "the group \"",

@@ -173,7 +173,7 @@ TEST(Ddp, SharesOutEachSampleOnceInOneOrderForAllRanks) {
 
 // faults.md 27: no padding, true weights, also with more ranks than samples.
 TEST(Ddp, EvaluatesEachSampleOnceForAnyNumberOfRanks) {
-  for (const int ranks : {1, 2, 3, 4}) {
+  for (const int ranks : {1, 2, 3, 4, 8}) {
     run_thread_ranks(ranks, [](const std::shared_ptr<World>& world) {
       auto module = std::make_shared<Toy>(ToyOptions{.w0 = 1});
       const auto scores = torch::tensor({10.0, 0.0, 0.0, 0.0, 0.0}, torch::kDouble);

@@ -94,6 +94,12 @@ TEST(DetectJob, ReadsTheVariablesOfTorchrun) {
   EXPECT_FALSE(binds.value().agent_serves_store);
 }
 
+TEST(DetectJob, KnowsFulmenRunFromTorchrun) {
+  const auto place = detect(with(kTorchrun, {{"FULMEN_STORE", "agent"}})).value();
+  EXPECT_EQ(place.method, LaunchMethod::kRun);
+  EXPECT_EQ(place.job_id, "run/2");
+}
+
 TEST(DetectJob, LeavesTheHostsOpenIfPlainVariablesDoNotTell) {
   const auto place = detect(kPlain).value();
   EXPECT_EQ(place.method, LaunchMethod::kVariables);

@@ -13,13 +13,15 @@ namespace fulmen {
 enum class LaunchMethod {
   kSingle,     ///< Nobody: one process.
   kSelf,       ///< Fulmen, from the first process.
+  kRun,        ///< fulmen-run.
   kTorchrun,   ///< torchrun or another elastic agent.
   kVariables,  ///< RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, set by somebody.
   kOpenMpi,    ///< mpirun of Open MPI.
   kSlurm,      ///< srun.
   kPmi,        ///< mpiexec of MPICH and its relatives, with MASTER_ADDR and MASTER_PORT.
 };
-/// "single process", "self-launch", "torchrun", "RANK variables", "Open MPI", "SLURM", "PMI".
+/// "single process", "self-launch", "fulmen-run", "torchrun", "RANK variables", "Open MPI",
+/// "SLURM", "PMI".
 const char* to_string(LaunchMethod method);
 
 /// A rank's place in a job that somebody else started, and where its ranks meet.

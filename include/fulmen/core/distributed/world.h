@@ -58,8 +58,9 @@ enum class CollectiveChecks {
 struct WorldOptions {
   /// How long a rank waits for its peers, in the rendezvous and in each collective.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
-  /// Sockets of the groups listen on loopback only. False: on the interface of this host's name.
-  bool all_ranks_local = true;
+  /// The address of this host where sockets of the groups listen; other ranks must reach it.
+  /// Empty: that of the interface which the variable GLOO_SOCKET_IFNAME names.
+  std::string listen_address = "127.0.0.1";
   /// Begins the keys in the store, so that an earlier job on the same store is never met.
   std::string key_prefix = "fulmen";
   /// Rank 0's counts for all. The variable FULMEN_DEBUG_COLLECTIVES=1 is the same as kCompare.
