@@ -67,8 +67,17 @@ tcp::endpoint CoordinatorServer::address() const {
 void CoordinatorServer::accept(std::size_t index) {
   place_.acceptors[index].async_accept([this, index](const error_code& error, tcp::socket socket) {
     if (error == asio::error::operation_aborted) return;
-    if (!error && unproven_ < kMostUnproven) greet(std::move(socket));
+    if (error) return accept_later(index);
+    if (unproven_ < kMostUnproven) greet(std::move(socket));
     accept(index);
+  });
+}
+
+/// Without files for more connections, trying again at once would take a core.
+void CoordinatorServer::accept_later(std::size_t index) {
+  const auto timer = std::make_shared<asio::steady_timer>(timer_.get_executor(), kTick);
+  timer->async_wait([this, index, timer](const error_code& error) {
+    if (!error) accept(index);
   });
 }
 

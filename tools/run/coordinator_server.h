@@ -40,6 +40,7 @@ class CoordinatorServer {
 
  private:
   void accept(std::size_t index);
+  void accept_later(std::size_t index);
   void greet(boost::asio::ip::tcp::socket socket);
   void say_refused(const std::string& address, const std::string& reason);
   void add(boost::asio::ip::tcp::socket socket);
