@@ -90,3 +90,13 @@ target_link_libraries(fulmen_torch INTERFACE fulmen_torch_cpu fulmen_c10)
 # A wheel's libtorch_cpu names symbols of CUDA libraries that nothing here touches.
 target_link_options(fulmen_torch INTERFACE "LINKER:--allow-shlib-undefined")
 target_compile_features(fulmen_torch INTERFACE cxx_std_20)
+
+# For fulmen::cuda; there is none for a LibTorch without CUDA. Its libraries register what they can
+# do when they are loaded, so they are linked although nothing may name a symbol of theirs.
+if(EXISTS "${fulmen_torch_root}/lib/libtorch_cuda.so")
+  add_library(fulmen_torch_cuda INTERFACE IMPORTED)
+  target_link_libraries(fulmen_torch_cuda INTERFACE fulmen_torch)
+  string(CONCAT fulmen_torch_cuda_link "LINKER:--push-state,--no-as-needed,"
+    "${fulmen_torch_root}/lib/libc10_cuda.so,${fulmen_torch_root}/lib/libtorch_cuda.so,--pop-state")
+  target_link_options(fulmen_torch_cuda INTERFACE "${fulmen_torch_cuda_link}")
+endif()

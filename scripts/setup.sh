@@ -101,6 +101,27 @@ install_torch() {
   pip install -q --no-deps "torch==$torch_version" nvidia-cuda-runtime nvidia-cuda-cupti
 }
 
+# For fulmen::cuda: the header of the NCCL that LibTorch was built with, without its library.
+install_nccl_header() {
+  local wheel folder site
+  wheel="$("$venv/bin/python" -c '
+import importlib.metadata, re
+for text in importlib.metadata.requires("torch") or []:
+    found = re.match(r"(nvidia-nccl-cu\d+==[\d.]+)", text)
+    if found:
+        print(found[1])')"
+  if [[ -z "$wheel" ]]; then return; fi
+  say "fetching the header of $wheel"
+  folder="$(mktemp -d)"
+  pip download -q --no-deps --only-binary :all: -d "$folder" "$wheel"
+  site="$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+  (cd "$site" && "$venv/bin/python" -c '
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    wheel.extractall(members=[n for n in wheel.namelist() if "/include/" in n])' "$folder"/*.whl)
+  rm -rf "$folder"
+}
+
 install_safetensors() {
   say "installing safetensors for Python"
   pip install -q --no-deps safetensors numpy
@@ -134,5 +155,6 @@ flock 9
 if [[ ! -e "$venv/.done-venv" ]]; then make_venv; fi
 once venv true
 if [[ -z "${FULMEN_TORCH_DIR:-}" ]]; then once "torch-$torch_version" install_torch; fi
+if [[ -z "${FULMEN_TORCH_DIR:-}" ]]; then once "nccl-header-$torch_version" install_nccl_header; fi
 once safetensors install_safetensors
 if [[ ! -s "$repo/data/digits.csv.gz" ]]; then fetch_digits; fi

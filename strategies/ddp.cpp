@@ -51,7 +51,8 @@ void DdpStrategy::setup_environment(const EnvironmentRequest& request) {
                       .num_nodes = request.num_nodes,
                       .launch = options_.launch,
                       .timeout = options_.timeout,
-                      .debug_collectives = options_.debug_collectives},
+                      .debug_collectives = options_.debug_collectives,
+                      .accelerator = request.accelerator},
                      request.log);
   } else if (world->size() != ranks) {
     fail<ConfigError>("DdpStrategy",
@@ -62,7 +63,7 @@ void DdpStrategy::setup_environment(const EnvironmentRequest& request) {
                       ". Set .devices to the ranks of each host.");
   }
   mesh_.emplace(options_.mesh, world);
-  device_ = request.accelerator.device(world->topology().local_rank);
+  device_ = request.accelerator->device(world->topology().local_rank);
 }
 
 void DdpStrategy::setup(ModuleBase& module, Stage stage) {

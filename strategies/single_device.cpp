@@ -37,7 +37,7 @@ void SingleDeviceStrategy::setup_environment(const EnvironmentRequest& request) 
                              " ranks, but each trains on its own. Set .devices to the ranks of ",
                              "each host to train together.");
   }
-  device_ = request.accelerator.device(0);
+  device_ = request.accelerator->device(0);
 }
 
 void SingleDeviceStrategy::setup(ModuleBase& module, Stage) {

@@ -136,7 +136,7 @@ std::shared_ptr<Strategy> make_joined(const StrategyUnderTest& under_test,
   const auto cpu = cpu_accelerator();
   Log log(quiet({}).log_sink);
   strategy->setup_environment(
-      {.accelerator = *cpu, .log = log, .devices = under_test.ranks, .num_nodes = 1});
+      {.accelerator = cpu, .log = log, .devices = under_test.ranks, .num_nodes = 1});
   return strategy;
 }
 

@@ -53,8 +53,8 @@ Session::Session(TrainerOptions given) : options(std::move(given)), log_(options
   } else if (options.accelerator.name() == "cuda") {
     fail<ConfigError>(
         "TrainerOptions",
-        "accelerator = \"cuda\" needs the library fulmen::cuda, which this build does not ",
-        "have. Use \"cpu\" or \"auto\".");
+        "accelerator = \"cuda\" is not enough, as GPUs are in a library of their own: link ",
+        "fulmen::cuda and pass .accelerator = fulmen::cuda(), or use \"cpu\".");
   } else {
     accelerator = cpu_accelerator();
   }
@@ -185,13 +185,23 @@ void Session::transfer(BatchView batch, std::int64_t dataloader_idx) {
   if (auto* data = sources.data_module.get()) {
     set_hook(HookPoint::kOnBeforeBatchTransfer);
     data->dispatch_before_batch_transfer(batch, dataloader_idx);
-    data->dispatch_transfer_batch(batch, device, dataloader_idx);
+    move_batch(*data, batch, device, dataloader_idx);
     data->dispatch_after_batch_transfer(batch, dataloader_idx);
     return;
   }
   hook(HookPoint::kOnBeforeBatchTransfer).dispatch_before_batch_transfer(batch, dataloader_idx);
-  hook(HookPoint::kTransferBatchToDevice).dispatch_transfer_batch(batch, device, dataloader_idx);
+  move_batch(hook(HookPoint::kTransferBatchToDevice), batch, device, dataloader_idx);
   hook(HookPoint::kOnAfterBatchTransfer).dispatch_after_batch_transfer(batch, dataloader_idx);
+}
+
+template <class Owner>
+void Session::move_batch(Owner& owner,
+                         BatchView batch,
+                         c10::Device device,
+                         std::int64_t dataloader_idx) {
+  if (device.is_cpu()) return owner.dispatch_transfer_batch(batch, device, dataloader_idx);
+  accelerator->copy_batch(
+      device, batch, [&] { owner.dispatch_transfer_batch(batch, device, dataloader_idx); });
 }
 
 void Session::send_to_loggers(std::map<std::string, double> values, std::int64_t step) {

@@ -154,6 +154,8 @@ class Session final : public TrainerContext, public ManualOptimization {
 
   /// Moves a batch where the strategy's device is, with the hooks for it, in the precision's dtype.
   void transfer(BatchView batch, std::int64_t dataloader_idx);
+  template <class Owner>
+  void move_batch(Owner& owner, BatchView batch, c10::Device device, std::int64_t dataloader_idx);
   /// Runs `body` (one forward or forward and backward) in the precision's context.
   template <class Body>
   auto in_precision(Body body) {

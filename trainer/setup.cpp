@@ -57,7 +57,7 @@ void Session::connect(Stage stage) {
   if (stage == Stage::kFit) {
     for (const auto& callback : callbacks_) callback->reset();
   }
-  strategy_->setup_environment({.accelerator = *accelerator,
+  strategy_->setup_environment({.accelerator = accelerator,
                                 .log = log_,
                                 .devices = options.devices,
                                 .num_nodes = options.num_nodes});

@@ -136,7 +136,8 @@ class Job {
                        {.timeout = options.timeout,
                         .listen_address = meeting_->listen_address(place_),
                         .key_prefix = prefix,
-                        .debug_collectives = options.debug_collectives});
+                        .debug_collectives = options.debug_collectives,
+                        .accelerator = options.accelerator});
   }
 
   void prepare_launch(const JobOptions& options) {

@@ -16,6 +16,7 @@
 #include "core/distributed/process_identity.h"
 #include "core/distributed/twin_group.h"
 #include "core/distributed/world_state.h"
+#include "fulmen/core/support/accelerator.h"
 #include "fulmen/core/support/error.h"
 #include "fulmen/core/support/log.h"
 
@@ -103,12 +104,18 @@ c10::intrusive_ptr<c10d::ProcessGroup> connect(const ProcessGroup::State& group,
   try {
     own->set(announcement(group.ranks[static_cast<std::size_t>(group.rank)]),
              std::vector<std::uint8_t>{1});
-    return detail::make_gloo_group(own,
-                                   group.rank,
-                                   static_cast<int>(group.ranks.size()),
-                                   name,
-                                   options.timeout,
-                                   options.listen_address);
+    const auto size = static_cast<int>(group.ranks.size());
+    auto made = detail::make_gloo_group(
+        own, group.rank, size, name, options.timeout, options.listen_address);
+    if (options.accelerator != nullptr) {
+      options.accelerator->add_backend(
+          {.group = *made,
+           .store = c10::make_intrusive<c10d::PrefixStore>("device", own),
+           .rank = group.rank,
+           .size = size,
+           .timeout = options.timeout});
+    }
+    return made;
   } catch (const std::exception& error) {
     fail<DistributedError>("World",
                            "the group \"",

@@ -28,6 +28,12 @@ class CpuAccelerator final : public Accelerator {
 
 }  // namespace
 
+void Accelerator::copy_batch(c10::Device, const BatchView&, const std::function<void()>& copy) {
+  copy();
+}
+
+void Accelerator::add_backend(const GroupRequest&) {}
+
 std::shared_ptr<Accelerator> cpu_accelerator() {
   return std::make_shared<CpuAccelerator>();
 }

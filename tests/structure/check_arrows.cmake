@@ -5,7 +5,7 @@
 # one named by its path from the repository ("trainer/loops/fit_loop.h").
 cmake_minimum_required(VERSION 3.25)
 
-set(rooms core strategies callbacks trainer testing)
+set(rooms core strategies callbacks trainer testing cuda)
 set(rules
   "^include/fulmen/fulmen\\.h$|core strategies callbacks trainer|public"
   "^include/fulmen/[^/]+\\.h$||public"
@@ -14,11 +14,14 @@ set(rules
   "^include/fulmen/callbacks/|core callbacks|public"
   "^include/fulmen/trainer/|core trainer|public"
   "^include/fulmen/testing/|core|public"
+  "^include/fulmen/cuda/|core|public"
   "^core/|core|private"
   "^strategies/|core strategies|private"
   "^callbacks/|core callbacks|private"
   "^trainer/|core strategies callbacks trainer|private"
   "^testing/|core strategies callbacks trainer testing|private"
+  "^cuda/header_shim/||public"
+  "^cuda/|core cuda|private"
   "^(examples|benchmarks)/|core strategies callbacks trainer|public")
 
 file(GLOB_RECURSE files RELATIVE "${ROOT}"
@@ -28,6 +31,7 @@ file(GLOB_RECURSE files RELATIVE "${ROOT}"
   "${ROOT}/callbacks/*.h" "${ROOT}/callbacks/*.cpp"
   "${ROOT}/trainer/*.h" "${ROOT}/trainer/*.cpp"
   "${ROOT}/testing/*.h" "${ROOT}/testing/*.cpp"
+  "${ROOT}/cuda/*.h" "${ROOT}/cuda/*.cpp"
   "${ROOT}/examples/*.h" "${ROOT}/examples/*.cpp"
   "${ROOT}/benchmarks/*.h" "${ROOT}/benchmarks/*.cpp")
 

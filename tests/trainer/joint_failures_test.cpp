@@ -247,8 +247,7 @@ struct Warm {
   explicit Warm(const WorldPointer& world)
       : strategy(DdpStrategy::make(
             {.reducer = {.bucket_cap_bytes = 1, .first_bucket_cap_bytes = 1}, .world = world})) {
-    strategy->setup_environment(
-        {.accelerator = *accelerator, .log = log, .devices = world->size()});
+    strategy->setup_environment({.accelerator = accelerator, .log = log, .devices = world->size()});
     strategy->setup(module, Stage::kFit);
     backward();
     const std::vector<at::Tensor> parameters{module.w, other};

@@ -15,7 +15,7 @@ class NaiveStrategy : public Strategy {
   std::string key() const override { return "naive(" + mesh().describe() + ")"; }
   void setup_environment(const EnvironmentRequest& request) override {
     if (!mesh_) mesh_.emplace(std::vector<MeshAxis>{{.name = "data"}}, world_);
-    device_ = request.accelerator.device(0);
+    device_ = request.accelerator->device(0);
   }
   const DeviceMesh& mesh() const override { return mesh_.value(); }
   c10::Device root_device() const override { return device_; }

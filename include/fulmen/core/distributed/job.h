@@ -23,6 +23,7 @@ struct JobOptions {
   Launch launch = Launch::kAuto;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   CollectiveChecks debug_collectives = CollectiveChecks::kNone;
+  std::shared_ptr<Accelerator> accelerator = {};  ///< Adds its collectives to groups; may be null.
 };
 
 /// Joins the job of this process and returns its world. The first call in a process that nobody

@@ -20,7 +20,7 @@ namespace fulmen {
 
 /// What a strategy needs to know to join the job.
 struct EnvironmentRequest {
-  Accelerator& accelerator;
+  std::shared_ptr<Accelerator> accelerator;  ///< Not null.
   Log& log;
   std::int64_t devices = 1;    ///< Ranks on each host.
   std::int64_t num_nodes = 1;  ///< Hosts.

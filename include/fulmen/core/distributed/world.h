@@ -11,6 +11,7 @@
 
 #include "fulmen/core/distributed/comm_counters.h"
 #include "fulmen/core/distributed/topology.h"
+#include "fulmen/fwd.h"
 
 namespace c10d {
 class ProcessGroup;
@@ -65,6 +66,7 @@ struct WorldOptions {
   std::string key_prefix = "fulmen";
   /// Rank 0's counts for all. The variable FULMEN_DEBUG_COLLECTIVES=1 is the same as kCompare.
   CollectiveChecks debug_collectives = CollectiveChecks::kNone;
+  std::shared_ptr<Accelerator> accelerator = {};  ///< Adds its collectives to groups; may be null.
 };
 
 /// All ranks of a job, and the groups that were made among them. One object per rank; not
