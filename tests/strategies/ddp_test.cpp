@@ -97,6 +97,20 @@ TEST(Ddp, RanksThatReturnNoLossTakePart) {
   });
 }
 
+// faults.md 94 too: it used to be a hang elsewhere.
+TEST(Ddp, ALossWithoutAGraphOnOneRankIsAnErrorOnAll) {
+  const auto errors = errors_of(2, [](const std::shared_ptr<World>& world) {
+    auto module = std::make_shared<Toy>();
+    module->step = [&](Toy& toy, Batch& batch, std::int64_t) -> StepOutput {
+      const auto loss = toy.loss(batch);
+      return world->rank() == 1 ? loss.detach() : loss;
+    };
+    Trainer(own_data(world)).fit(module, singles({6, 6}));
+  });
+  EXPECT_THAT(errors[1], HasSubstr("returned a loss without a graph in batch 0"));
+  EXPECT_THAT(errors[0], HasSubstr("ank 1"));
+}
+
 TEST(Ddp, EndsAnEpochWhereTheLongestRankEnds) {
   run_thread_ranks(2, [](const std::shared_ptr<World>& world) {
     auto module = std::make_shared<Toy>();
