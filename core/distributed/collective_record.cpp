@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 
 namespace fulmen::detail {
 namespace {
@@ -61,7 +60,7 @@ void CollectiveRecord::set_tensor(const at::Tensor& tensor) {
 }
 
 void CollectiveRecord::set_label(std::string_view text) {
-  std::memcpy(label.data(), text.data(), std::min(text.size(), kMostLabel));
+  std::copy_n(text.begin(), std::min(text.size(), kMostLabel), label.begin());
 }
 
 std::string CollectiveRecord::name() const {
